@@ -53,7 +53,7 @@ std::vector<std::vector<std::string>> write_pictures(const std::vector<Scene>& s
   return all;
 }
 
-/// What runs the ranks.
+/// The way ranks are run.
 struct DemoRanks {
   std::optional<LaunchEnv> launched;
   std::int32_t count = 4;
@@ -71,7 +71,7 @@ bool chooses_mpi(const DemoFlags& flags, const DemoRanks& ranks) {
   return true;
 }
 
-/// On the machine's GPUs where it has several, as many as there are ranks.
+/// Chooses the machine's GPUs where it has several, as many as there are ranks.
 DemoRanks choose_ranks(const DemoFlags& flags) {
   constexpr std::int32_t kMostByDefault = 8;
   DemoRanks ranks{.launched = launch_env()};

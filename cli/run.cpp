@@ -25,7 +25,8 @@ Exit flushed(Exit code) {
   return code;
 }
 
-/// What is wrong with an option that was not given once with its value; empty for another error.
+/// Says what is wrong with an option that was not given once with its value; empty for another
+/// error.
 std::string count_error(const CLI::App& app, const CLI::ParseError& error) {
   const std::string text = error.what();
   const std::string name = text.substr(0, text.find(':'));

@@ -11,7 +11,7 @@
 #include "cuda/check.hpp"
 #include "cuda/memory.hpp"
 #include "gpu/graph_time.hpp"
-#include "kernels/worklist/block_key_lists.hpp"
+#include "kernels/schedule/blocks/block_key_lists.hpp"
 #include "mask/random_mask.hpp"
 
 namespace magi::bench {

@@ -17,7 +17,7 @@
 #include "cuda/memory.hpp"
 #include "gpu/bench_tensors.hpp"
 #include "gpu/graph_time.hpp"
-#include "kernels/worklist/device_list.hpp"
+#include "kernels/schedule/device/device_list.hpp"
 #include "magi/attention_cuda.hpp"
 #include "mask/random_mask.hpp"
 

@@ -22,8 +22,8 @@
 #include "cuda/timing.hpp"
 #include "gpu/bench_tensors.hpp"
 #include "gpu/graph_time.hpp"
-#include "kernels/worklist/device_backward_list.hpp"
-#include "kernels/worklist/device_list.hpp"
+#include "kernels/schedule/device/device_backward_list.hpp"
+#include "kernels/schedule/device/device_list.hpp"
 #include "magi/attention_cuda.hpp"
 
 namespace magi::bench {

@@ -100,7 +100,7 @@ struct BenchTensors {
   ForwardArgs args;
 };
 
-/// What all cases share.
+/// The inputs that all cases share.
 class Bench {
  public:
   Bench(const KernelBenchOptions& options, const std::function<void(const std::string&)>& tell)

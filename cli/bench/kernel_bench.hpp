@@ -55,7 +55,7 @@ struct KernelBenchReport {
 KernelBenchReport run_kernel_bench(const KernelBenchOptions& options,
                                    const std::function<void(const std::string&)>& tell);
 
-/// For a person.
+/// Writes it for a person.
 std::string to_table(const KernelBenchOptions& options, const KernelBenchReport& report);
 std::string to_json(const KernelBenchOptions& options, const KernelBenchReport& report);
 

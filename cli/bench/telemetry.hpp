@@ -17,7 +17,8 @@ struct TelemetrySample {
 /// Clock and power of a GPU, through NVML opened at run time.
 class Telemetry {
  public:
-  /// Of a CUDA ordinal; null where there is no NVML or it does not know the device.
+  /// Returns the device of a CUDA ordinal; null where there is no NVML or it does not know the
+  /// device.
   static std::unique_ptr<Telemetry> open(std::int32_t device);
   ~Telemetry();
   Telemetry(const Telemetry&) = delete;

@@ -18,8 +18,8 @@ struct PriceProof {
   friend bool operator==(const PriceProof&, const PriceProof&) = default;
 };
 
-/// What plans of one mask cannot be below. "Within the plan's limits": the same chunks, no rank
-/// with more chunks or a larger area than the plan's largest. All are for plans that move keys
+/// Lower bounds that hold for every plan of a mask. "Within the plan's limits": the same chunks, no
+/// rank with more chunks or a larger area than the plan's largest. All are for plans that move keys
 /// alone: one that moves queries may be below.
 struct PlanBounds {
   std::int64_t rows = 0;   ///< key rows received in a forward pass, any placement within the limits

@@ -18,7 +18,7 @@ struct Phase {
   double work_share;
   double first_length;
   double last_length;
-  std::int32_t patience;
+  std::int32_t spin_budget;
 };
 constexpr std::array<Phase, 3> kPhases{
     {{16, 0.15, 1.0, 0.1, 25}, {4, 0.3, 0.4, 0.05, 20}, {1, 1.0, 0.25, 0.003, 15}}};
@@ -63,7 +63,7 @@ class Walk {
       const bool is_progress = static_cast<double>(bound) >
                                static_cast<double>(best) + static_cast<double>(known_) * kProgress;
       idle = is_progress ? 0 : idle + 1;
-      if (idle >= phase.patience) {
+      if (idle >= phase.spin_budget) {
         length *= kShrink;
         idle = 0;
       }

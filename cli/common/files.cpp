@@ -38,7 +38,7 @@ bool is_machines(int error) {
 
 std::string reason(int error) { return std::generic_category().message(error); }
 
-/// What cannot be opened, made or written for `error`.
+/// Throws for a file that cannot be opened, made or written for `error`.
 [[noreturn]] void refuse(std::string_view flag, const std::string& path, int error,
                          const char* allowed) {
   if (is_machines(error)) {
@@ -102,7 +102,7 @@ void write_all(const std::string& path, int fd, std::string_view content) {
   }
 }
 
-/// Who might read a file may read the one in its place, and nobody else.
+/// Keeps a file's readers: who might read it may read the one in its place, and nobody else.
 void keep_owner_and_mode(int fd, const struct stat& status) {
   // Only a privileged process may give files away; the owner of others' files is then its own.
   const bool is_owner = ::fchown(fd, status.st_uid, status.st_gid) == 0;

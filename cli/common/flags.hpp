@@ -35,7 +35,7 @@ std::vector<const CLI::Option*> options_of(const CLI::App& app, const std::funct
 void refuse_given(const std::vector<const CLI::Option*>& options, const char* reason,
                   const char* allowed);
 
-/// What the mask flags hold: one source, and for packed documents one rule.
+/// The values of the mask flags: one source, and for packed documents one rule.
 struct MaskFlags {
   std::string file;
   std::vector<std::int32_t> cu_seqlens;

@@ -24,8 +24,8 @@ std::vector<std::int32_t> bench_documents(std::int32_t rows);
 /// Documents are causal or full; the window holds 1,024 keys; blocks have 2,048 queries.
 Mask bench_mask(std::string_view name, std::int32_t rows);
 
-/// What attention over ranks is measured on: "full", "causal", "varlen_full", "varlen_causal",
-/// "window", "varlen_block_causal", "prefix_tree".
+/// The masks that attention over ranks is measured on: "full", "causal", "varlen_full",
+/// "varlen_causal", "window", "varlen_block_causal", "prefix_tree".
 const std::vector<std::string>& dist_mask_names();
 
 /// The mask of a whole sequence, as in `bench/dist_attention.py`. Below 2,048 rows, which is for

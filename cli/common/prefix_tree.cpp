@@ -54,13 +54,13 @@ class PythonRandom {
     ArraySeed state{seed};
     engine_.seed(state);
   }
-  /// In [0, 1).
+  /// A number in [0, 1).
   double random() {
     const double high = static_cast<double>(engine_() >> 5);
     const double low = static_cast<double>(engine_() >> 6);
     return (high * 0x1p26 + low) * 0x1p-53;
   }
-  /// In [low, high], both inclusive.
+  /// A number in [low, high], both inclusive.
   std::int32_t between(std::int32_t low, std::int32_t high) {
     const auto count = static_cast<std::uint32_t>(high - low + 1);
     const auto bits = static_cast<int>(std::bit_width(count));

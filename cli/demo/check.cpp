@@ -46,7 +46,7 @@ DenseResults dense_results(const reference::DenseInput& input, const Mask& mask,
   return results;
 }
 
-/// The verdicts on float32 results by the rule of the tests.
+/// The decisions on float32 results by the rule of the tests.
 class Judge {
  public:
   Judge(const Embedding& embedding, const Mask& mask, DType type)
@@ -63,18 +63,18 @@ class Judge {
   void judge(const char* name, const TensorView& got, const std::vector<double>& wanted,
              const std::vector<double>& rounded, double noise = 0.0) {
     const std::vector<double> values = to_doubles(got);
-    reference::Verdict verdict = type_ == DType::Float32
-                                     ? reference::judge_exact(values, wanted, type_)
-                                     : reference::judge_rounded(values, wanted, rounded, type_);
-    verdict.allowed += noise;
-    add(name, verdict);
+    reference::Decision decision = type_ == DType::Float32
+                                       ? reference::judge_exact(values, wanted, type_)
+                                       : reference::judge_rounded(values, wanted, rounded, type_);
+    decision.allowed += noise;
+    add(name, decision);
   }
   void judge_lse(const TensorView& got) {
     const std::vector<double> values = to_doubles(got);
     add("lse", type_ == DType::Float32 ? reference::judge_exact(values, truth.output.lse, type_)
                                        : reference::judge_approximate(values, truth.output.lse));
   }
-  /// Of a gradient that sums over `factors`.
+  /// The tolerance of a gradient that sums over `factors`.
   double noise(const std::vector<double>& factors) const {
     return type_ == DType::Float32 ? 0.0 : reference::cancelled_noise(input_, dout_, factors);
   }
@@ -84,11 +84,11 @@ class Judge {
   std::vector<TensorCheck> checks;
 
  private:
-  void add(const char* name, const reference::Verdict& verdict) {
+  void add(const char* name, const reference::Decision& decision) {
     checks.push_back({.name = name,
-                      .error = verdict.error,
-                      .allowed = verdict.allowed,
-                      .holds = verdict.holds()});
+                      .error = decision.error,
+                      .allowed = decision.allowed,
+                      .holds = decision.holds()});
   }
 
   DType type_;

@@ -20,7 +20,7 @@ struct TensorCheck {
   bool holds = false;
 };
 
-/// What was found on one mask.
+/// The findings on one mask.
 struct SceneCheck {
   std::vector<TensorCheck> tensors;  ///< out, lse, dQ, dK, dV
   std::int64_t forward_bytes = 0;    ///< sent by all ranks, as counted while running

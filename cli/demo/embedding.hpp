@@ -13,7 +13,8 @@ inline constexpr std::int32_t kDemoHeadsQ = 4;
 inline constexpr std::int32_t kDemoHeadsKv = 2;
 inline constexpr std::int32_t kDemoHeadDim = 32;
 
-/// What attention reads, made from text. Rows are tokens of the packed sequence, float32.
+/// The tensors that attention reads, made from text. Rows are tokens of the packed sequence,
+/// float32.
 struct Embedding {
   HostTensor<float> q;     ///< [tokens, kDemoHeadsQ, kDemoHeadDim]
   HostTensor<float> k;     ///< [tokens, kDemoHeadsKv, kDemoHeadDim]

@@ -12,7 +12,7 @@
 
 namespace magi::cli {
 
-/// What every rank starts from.
+/// The inputs of every rank.
 struct DemoInput {
   const Corpus& corpus;
   const Embedding& embedding;

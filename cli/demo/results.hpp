@@ -15,7 +15,7 @@ namespace magi::cli {
 
 inline constexpr std::int32_t kMostDemoRanks = 64;
 
-/// What one rank measured on one mask.
+/// The measurements of one rank on one mask.
 struct RankFigures {
   double forward_seconds = 0.0;
   double backward_seconds = 0.0;
@@ -35,7 +35,7 @@ class SharedResults {
   SharedResults(const std::vector<Scene>& scenes, std::int32_t num_ranks);
 
   const SceneResults& scene(std::size_t index) const { return scenes_[index]; }
-  /// What the ranks ran on and over; called on rank 0.
+  /// Names the devices and the transport of the ranks; called on rank 0.
   void set_place(const std::string& device, const std::string& transport);
   std::string device() const { return place_->device.data(); }
   std::string transport() const { return place_->transport.data(); }

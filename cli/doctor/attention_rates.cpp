@@ -84,7 +84,7 @@ class Problem {
             .dv = dv_.view};
   }
 
-  /// Of one run: the least of a few rounds behind a warm one.
+  /// The time of one run: the least of a few rounds behind a warm one.
   double seconds(std::int32_t repeats, const std::function<void()>& run) const {
     const auto round = [&] {
       return place_.time_sync([&] {

@@ -11,8 +11,8 @@ struct AttentionRates {
   double seconds_per_launch = 0.0;         ///< of a call with next to no work
 };
 
-/// Of the backend that serves the place's device, in its own types: bfloat16 on a GPU, float32 in
-/// host memory. Masks are full, causal and packed causal documents.
+/// Rates of the backend that serves the place's device, in its own types: bfloat16 on a GPU,
+/// float32 in host memory. Masks are full, causal and packed causal documents.
 AttentionRates attention_rates(const RankPlace& place);
 
 }  // namespace magi::cli

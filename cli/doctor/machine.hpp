@@ -16,8 +16,8 @@ struct HostFacts {
   std::int32_t num_cores = 1;
   std::int64_t memory_bytes = 0;
   std::int64_t available_bytes = 0;  ///< of them
-  /// Of /dev/shm, which NCCL uses between GPUs that do not reach each other. (Ranks of magi on one
-  /// machine share ordinary memory.)
+  /// The size of /dev/shm, which NCCL uses between GPUs that do not reach each other. (Ranks of
+  /// magi on one machine share ordinary memory.)
   std::int64_t shm_bytes = 0;
   std::int64_t shm_free_bytes = 0;
 };

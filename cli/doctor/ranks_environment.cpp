@@ -29,7 +29,7 @@ constexpr Names kLaunchers[] = {
 constexpr const char* kOthers[] = {"MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_ID",
                                    "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"};
 
-/// What one launcher says.
+/// The variables of one launcher.
 struct Told {
   const Names* names = nullptr;
   std::int32_t rank = 0;

@@ -13,7 +13,7 @@ namespace magi::cli {
 /// The value of a variable; absent where it is not set.
 using EnvLookup = std::function<std::optional<std::string>(const char* name)>;
 
-/// What the variables of launchers say of this process, and where they contradict each other.
+/// The variables of launchers: what they say of this process, and where they contradict each other.
 struct RanksEnvironment {
   std::string launcher;  ///< "torchrun", "mpirun", "MPICH" or "slurm"; empty: none
   std::int32_t rank = 0;
@@ -22,7 +22,7 @@ struct RanksEnvironment {
   std::vector<std::pair<std::string, std::string>> variables;
   /// One sentence for each contradiction: ranks would not meet, or not as they were started.
   std::vector<std::string> findings;
-  /// What may surprise, and is no mistake.
+  /// Remarks: what may surprise and is no mistake.
   std::vector<std::string> notes;
 };
 

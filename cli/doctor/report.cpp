@@ -180,13 +180,13 @@ std::string doctor_text(const DoctorReport& report) {
   }
   switch (report.exit()) {
     case Exit::Ok:
-      page.line("verdict", "attention runs on this machine and is right");
+      page.line("summary", "attention runs on this machine and is right");
       break;
     case Exit::Unfit:
-      for (const std::string& reason : report.unfit()) page.line("verdict", "unfit: " + reason);
+      for (const std::string& reason : report.unfit()) page.line("summary", "unfit: " + reason);
       break;
     default:
-      page.line("verdict", "attention on this machine is WRONG: do not use it");
+      page.line("summary", "attention on this machine is WRONG: do not use it");
   }
   return std::move(page).text();
 }

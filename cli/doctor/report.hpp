@@ -12,7 +12,7 @@
 
 namespace magi::cli {
 
-/// What ran a small attention, and what was wrong.
+/// The run of a small attention, and what was wrong.
 struct Checked {
   std::string where;  ///< "the CPU", "GPU 0", "two ranks on the CPU", ...
   std::string backend;

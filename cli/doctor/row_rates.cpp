@@ -46,7 +46,8 @@ double median_seconds(const RankPlace& place, const std::function<void()>& work)
   return median(seconds) / kRepeats;
 }
 
-/// What a rank gives to and takes from all others: its first rows, to where its own rank stands.
+/// The rows that a rank gives to and takes from all others: its first rows, to where its own rank
+/// stands.
 RowExchange all_to_all(std::int32_t rank, std::int32_t num_ranks, std::int32_t rows) {
   RowExchange exchange;
   for (std::int32_t peer = 0; peer < num_ranks; ++peer) {
@@ -103,7 +104,8 @@ class Casts {
   comm::RowTable table_;
 };
 
-/// Of one exchange. Ranks begin a round together; whoever is early waits, so the least counts.
+/// The time of one exchange. Ranks begin a round together; whoever is early waits, so the least
+/// counts.
 double exchange_seconds(Communicator& group, const RankPlace& place, std::int32_t rows) {
   Casts casts(group, place, rows);
   std::vector<double> rounds;

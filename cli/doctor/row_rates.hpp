@@ -16,7 +16,7 @@ struct ExchangeRates {
   double bytes_per_second = 0.0;      ///< out of a rank that sends to all others
   double seconds_per_transfer = 0.0;  ///< per peer, of an exchange of next to nothing
 };
-/// Of an exchange in which every rank sends `rows` rows of 2 KiB to every other. Collective.
+/// Times an exchange in which every rank sends `rows` rows of 2 KiB to every other. Collective.
 ExchangeRates exchange_rates(Communicator& group, const RankPlace& place, std::int32_t rows);
 
 /// The least of the ranks' values. Collective.

@@ -19,7 +19,7 @@ constexpr std::int32_t kDim = SmallProblem::kDim;
 
 /// Ranks take chunks in turns, there and back, so that rows of documents travel both ways.
 std::shared_ptr<const Plan> small_plan(const SmallProblem& problem, std::int32_t num_ranks) {
-  // One remote stage, so that results of two attends are merged, too.
+  // One remote stage, so that results of two attention calls are merged, too.
   PlanConfig config{.num_ranks = num_ranks,
                     .num_heads_q = kHeadsQ,
                     .num_heads_kv = kHeadsKv,

@@ -11,8 +11,8 @@
 namespace magi::cli {
 namespace {
 
+using reference::Decision;
 using reference::DenseInput;
-using reference::Verdict;
 
 /// Documents of which each row sees those before it.
 Mask small_mask() {
@@ -66,16 +66,16 @@ std::vector<std::string> SmallProblem::judge(const SmallResults& got) const {
   rounding.rounding = reference::rounding_of(type);
   const SmallResults plain = is_16_bit ? dense_results(rounding, mask, dout) : truth;
   std::vector<std::string> findings;
-  const auto add = [&](const char* name, const Verdict& verdict) {
-    if (!verdict.holds()) findings.push_back(std::string(name) + ": " + verdict.text());
+  const auto add = [&](const char* name, const Decision& decision) {
+    if (!decision.holds()) findings.push_back(std::string(name) + ": " + decision.text());
   };
   const auto compare = [&](const char* name, std::vector<double> SmallResults::*values,
                            double noise) {
-    Verdict verdict =
+    Decision decision =
         is_16_bit ? reference::judge_rounded(got.*values, truth.*values, plain.*values, type)
                   : reference::judge_exact(got.*values, truth.*values, type);
-    verdict.allowed += noise;
-    add(name, verdict);
+    decision.allowed += noise;
+    add(name, decision);
   };
   const auto noise = [&](const std::vector<double>& factors) {
     return is_16_bit ? reference::cancelled_noise(input, dout, factors) : 0.0;

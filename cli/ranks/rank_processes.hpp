@@ -14,7 +14,7 @@
 // Ranks as processes of this machine: forked by the command, or started by a launcher.
 namespace magi::cli {
 
-/// Who are the ranks of a run.
+/// The ranks of a run.
 struct RankProcesses {
   std::optional<LaunchEnv> launched;  ///< where a launcher started this process as one of them
   std::int32_t num_ranks = 1;         ///< to fork where none did

@@ -25,7 +25,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// What ranks need to end by themselves after one has failed.
+/// The time that ranks need to end by themselves after one has failed.
 constexpr std::chrono::milliseconds kGrace(1000);
 constexpr std::chrono::milliseconds kPause(10);
 

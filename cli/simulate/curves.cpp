@@ -20,7 +20,7 @@ constexpr double kHeight = 320.0;
 
 /// Number of ranks and value of one strategy, ascending.
 using Points = std::map<std::int32_t, double>;
-/// In the order of the sweep.
+/// Rows in the order of the sweep.
 using Curves = std::vector<std::pair<std::string, Points>>;
 
 double value_of(const SweepRow& row, Curve curve) {
@@ -169,7 +169,7 @@ std::string colour_of(std::size_t curve, const Curves& curves) {
                            static_cast<std::int32_t>(curves.size()));
 }
 
-/// Where the entries of the legend begin, in lines as wide as the plot.
+/// The places where the entries of the legend begin, in lines as wide as the plot.
 std::vector<std::pair<double, double>> legend_places(const Curves& curves) {
   std::vector<std::pair<double, double>> places;
   double x = 24.0;

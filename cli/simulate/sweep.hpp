@@ -37,11 +37,11 @@ struct SweepRow {
 std::vector<SweepRow> run_sweep(const SweepOptions& options,
                                 const std::function<Mask(std::int32_t)>& mask_for);
 
-/// For a person: one line for each row.
+/// Writes for a person one line for each row.
 std::string to_table(const SweepOptions& options, const std::vector<SweepRow>& rows);
 std::string to_json(const SweepOptions& options, const std::vector<SweepRow>& rows);
 
-/// What a picture shows by the number of ranks.
+/// The values that a picture shows by the number of ranks.
 enum class Curve {
   StepTime,      ///< forward and backward of one layer
   NetworkBytes,  ///< sent between nodes in both, by the mean rank

@@ -81,9 +81,9 @@ Findings check_results(const VerifyCase& verify_case, const CaseData& data,
   };
   const auto judge = [&](const char* name, const std::vector<double>& got,
                          const std::vector<double>& expected, double noise = 0.0) {
-    reference::Verdict verdict = reference::judge_exact(got, expected, verify_case.dtype);
-    verdict.allowed += noise;
-    if (!verdict.holds()) findings.push_back(std::string(name) + " " + verdict.text());
+    reference::Decision decision = reference::judge_exact(got, expected, verify_case.dtype);
+    decision.allowed += noise;
+    if (!decision.holds()) findings.push_back(std::string(name) + " " + decision.text());
   };
   judge("out", results.out, truth.out);
   judge("lse", results.lse, truth.lse);

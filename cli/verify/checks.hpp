@@ -38,7 +38,7 @@ struct CaseData {
 };
 CaseData make_data(const VerifyCase& verify_case);
 
-/// What a run gave, in global row order.
+/// The results of a run, in global row order.
 struct CaseResults {
   std::vector<double> out, lse, max_logits, dq, dk, dv, dsink;
   std::vector<std::int64_t> forward_bytes;   ///< [ranks, ranks] sent, row = source

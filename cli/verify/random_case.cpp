@@ -32,8 +32,8 @@ PlacementConfig random_placement(RandomStream& random) {
   return config;
 }
 
-/// Without padding the last chunk may be all that a rank would get: chunks must be short enough
-/// that there is one for each rank.
+/// Bounds chunks: without padding the last chunk may be all that a rank would get: chunks must be
+/// short enough that there is one for each rank.
 void fit_chunks(PlacementConfig& config, std::int32_t rows, std::int32_t num_ranks) {
   if (!config.uneven_shard) return;
   config.chunk_size = std::min(config.chunk_size.value_or(64), rows / num_ranks);
@@ -56,7 +56,7 @@ PlanConfig random_config(RandomStream& random, std::int32_t num_ranks) {
   return config;
 }
 
-/// What travels besides keys.
+/// Draws what travels besides keys.
 void draw_work(RandomStream& random, PlanConfig& config) {
   if (random.chance(60)) return;
   config.work = pick<WorkMode, 3>(random, {WorkMode::Queries, WorkMode::Auto, WorkMode::Heads});

@@ -31,7 +31,7 @@ from trainer import Job, end_rank, first_gradients, train
 
 SMALL = Shape(hidden=128, intermediate=344, layers=2, heads=8, kv_heads=2, vocabulary=VOCABULARY)
 LARGE = Shape(hidden=512, intermediate=1408, layers=4, heads=8, kv_heads=2, vocabulary=VOCABULARY)
-SMALL_ROWS, LARGE_ROWS = 512, 4096
+SMALL_ROWS, MANY_ROWS = 512, 4096
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -132,7 +132,7 @@ def compare_all(given: argparse.Namespace, device: torch.device) -> int:
     """Every rank runs this; the number of failed checks."""
     world_size, reporter = dist.get_world_size(), Reporter(dist.get_rank() == 0)
     is_cuda = device.type == "cuda"
-    rows, shape = (LARGE_ROWS, LARGE) if is_cuda else (SMALL_ROWS, SMALL)
+    rows, shape = (MANY_ROWS, LARGE) if is_cuda else (SMALL_ROWS, SMALL)
     rate = 1e-3 if is_cuda else 3e-3
     job = Job(shape, given.steps, world_size, rate, device, is_cuda or given.fsdp)
     text = Text(rows, given.steps * world_size)

@@ -18,10 +18,10 @@ enum class SinkLayout : std::int32_t {
 
 inline constexpr std::int32_t kMaxSinks = 8;
 
-/// What every attention call of a layer shares. num_sinks is 1..kMaxSinks where a sink is given;
-/// sink logits are float32 (float64 in float64 runs). One of +inf (or more than the type's range
-/// over log2(e)) takes all weight of its rows: out is 0, lse +inf, and all gradients through them
-/// are 0, that of the sink too.
+/// The options that all attention calls of a layer share. num_sinks is 1..kMaxSinks where a sink is
+/// given; sink logits are float32 (float64 in float64 runs). One of +inf (or more than the type's
+/// range over log2(e)) takes all weight of its rows: out is 0, lse +inf, and all gradients through
+/// them are 0, that of the sink too.
 struct AttentionParams {
   /// 0: 1 / sqrt(head_dim_qk). On GPUs 1e-30 to 1e30; on CPUs such magnitudes, for float64 any
   /// finite number.

@@ -35,8 +35,8 @@ struct ForwardTuning {
 /// same time. Destroying the last owner waits for the device.
 class ForwardWork {
  public:
-  /// For the shapes, types and slices of `args` (its data may be null) on the device of args.q.
-  /// Blocks. Throws InvalidArgument naming what is not allowed.
+  /// Prepares for the shapes, types and slices of `args` (its data may be null) on the device of
+  /// args.q. Blocks. Throws InvalidArgument naming what is not allowed.
   explicit ForwardWork(const ForwardArgs& args, const ForwardTuning& tuning = {});
   ~ForwardWork();
   ForwardWork(ForwardWork&&) noexcept;
@@ -82,7 +82,7 @@ struct DeviceWorkspace {
   std::int64_t size_bytes = 0;
 };
 
-/// What the device found while it made a list.
+/// The findings of the device while it made a list.
 struct DeviceListReport {
   struct BadSlice {
     std::int64_t index = 0;
@@ -99,9 +99,9 @@ struct DeviceListReport {
 std::int64_t forward_workspace_bytes(const ForwardArgs& args, std::int64_t num_slices,
                                      const DeviceListTuning& tuning = {});
 
-/// As above with a list made on the device in stream order, which is the host's for the same packed
-/// heads: nothing waits and the host reads no slice, so the call can be captured in a graph and
-/// replayed with other slices in the same tensors. Range ends outside the tensors are clamped,
+/// Does the above with a list made on the device in stream order, which is the host's for the same
+/// packed heads: nothing waits and the host reads no slice, so the call can be captured in a graph
+/// and replayed with other slices in the same tensors. Range ends outside the tensors are clamped,
 /// reversed ranges and unknown types are empty; the report tells. Throws InvalidArgument naming the
 /// tensor, CudaError when a launch fails.
 void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
@@ -111,7 +111,7 @@ void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
 /// The report of the last call that used the workspace; waits for `stream`.
 DeviceListReport read_device_list_report_sync(const DeviceWorkspace& workspace, void* stream);
 
-/// In which order a CTA walks its query heads of a k tile.
+/// The order in which a CTA walks its query heads of a k tile.
 enum class HeadWalk : std::uint8_t {
   ByCost,
   Together,  ///< rows from the last to the first, all heads of each
@@ -139,8 +139,8 @@ struct BackwardTuning {
 /// Graphs of captured calls keep it.
 class BackwardWork {
  public:
-  /// For the shapes, types and slices of `args` (its data may be null) on the device of args.q.
-  /// Blocks. Throws InvalidArgument naming what is not allowed.
+  /// Prepares for the shapes, types and slices of `args` (its data may be null) on the device of
+  /// args.q. Blocks. Throws InvalidArgument naming what is not allowed.
   explicit BackwardWork(const BackwardArgs& args, const BackwardTuning& tuning = {});
   ~BackwardWork();
   BackwardWork(BackwardWork&&) noexcept;
@@ -179,12 +179,12 @@ struct DeviceBackwardTuning {
 std::int64_t backward_workspace_bytes(const BackwardArgs& args, std::int64_t num_slices,
                                       const DeviceBackwardTuning& tuning = {});
 
-/// As above with the plain list (BackwardTuning::is_plain) made on the device in stream order:
-/// nothing waits and the host reads no slice, so the call can be captured in a graph, with the
-/// forward before it, and replayed with other slices in the same tensors. dq is bitwise equal from
-/// call to call. Bad slices as in the forward; where records or their semaphore values do not fit
-/// the workspace dq, dk and dv become NaN. The report tells of both. Throws InvalidArgument naming
-/// the tensor, CudaError when a launch fails.
+/// Does the above with the plain list (BackwardTuning::is_plain) made on the device in stream
+/// order: nothing waits and the host reads no slice, so the call can be captured in a graph, with
+/// the forward before it, and replayed with other slices in the same tensors. dq is bitwise equal
+/// from call to call. Bad slices as in the forward; where records or their semaphore values do not
+/// fit the workspace dq, dk and dv become NaN. The report tells of both. Throws InvalidArgument
+/// naming the tensor, CudaError when a launch fails.
 void attention_backward_cuda(const BackwardArgs& args, const DeviceSlices& slices,
                              const DeviceWorkspace& workspace, const DeviceBackwardTuning& tuning,
                              void* stream);

@@ -15,7 +15,7 @@ struct HeadDims {
   std::int32_t multiple = 1;
 };
 
-/// What an attention backend takes. Anything else is refused by name.
+/// The limits of an attention backend. Anything else is refused by name.
 struct AttentionLimits {
   HeadDims dim_qk;
   HeadDims dim_v;

@@ -20,7 +20,7 @@ struct magi_comm_vtable;
 
 namespace magi {
 
-/// What an exchange is for. The numbers are those of magi/comm_vtable.h.
+/// The purpose of an exchange. The numbers are those of magi/comm_vtable.h.
 enum class ExchangeKind : std::int32_t {
   Cast = 0,  ///< owned rows go to the ranks that need them
   Sum = 1,   ///< needed rows (partials) are added to their owners' rows, in rank order
@@ -126,7 +126,7 @@ class Communicator {
   virtual void abort(const std::string& reason) noexcept = 0;
   /// Throws the group's failure where this rank knows of one; local.
   virtual void check() const {}
-  /// What was sent so far.
+  /// Counts of what was sent so far.
   const CommCounters& counters() const;
   /// Collective, orderly end: waits for the others, then releases what is shared. The destructor is
   /// local and silent.
@@ -188,7 +188,7 @@ std::unique_ptr<Communicator> make_nvlink_group(std::shared_ptr<Communicator> ba
                                                 std::int32_t device,
                                                 const CommOptions& options = {});
 
-/// Where ranks on any machines meet over TCP: rank 0 listens at the first free one of the eight
+/// A meeting of ranks on any machines over TCP: rank 0 listens at the first free one of the eight
 /// ports from `port` on; the others know its host by `address`. No secret is asked for: the ports
 /// must be out of reach for strangers.
 struct TcpPlace {
@@ -219,7 +219,7 @@ struct NcclOptions {
   /// A wait ends this long after this rank's GPU has come to an exchange that does not end. 1 ms to
   /// 2^40 ms.
   std::chrono::milliseconds deadline = std::chrono::seconds(100);
-  /// At most so many multiprocessors carry an exchange; 0: as NCCL chooses.
+  /// The most multiprocessors that carry an exchange; 0: as NCCL chooses.
   std::int32_t max_ctas = 0;
   /// Path of the library; empty: the one that the process has loaded already, else libnccl.so.2.
   std::string library = {};

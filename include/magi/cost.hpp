@@ -25,8 +25,8 @@ struct CostModel {
 /// above 0, delays 0 to 1 second.
 void validate(const CostModel& cost);
 
-/// How many rows may move inside a node in the time of one between nodes: a whole number from 1 to
-/// 1024.
+/// The number of rows that may move inside a node in the time of one between nodes: a whole number
+/// from 1 to 1024.
 std::int32_t crossing_price(const CostModel& cost);
 
 /// The constants of one machine, and what it is.

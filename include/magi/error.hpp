@@ -24,7 +24,7 @@ class CudaError : public std::runtime_error {
   int code_;
 };
 
-/// What went wrong between ranks.
+/// The kind of a failure between ranks.
 enum class CommFailure : std::int32_t {
   Timeout = 1,       ///< a peer did not arrive before the deadline
   PeerDied = 2,      ///< a peer's process or thread ended

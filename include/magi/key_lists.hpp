@@ -19,7 +19,7 @@ struct KeyLists {
                            ///< block, and where the first is in row-major indices (-1: none)
 };
 
-/// As attention_forward_cpu and attention_backward_cpu of attention.hpp, under lists; args.slices
+/// Does what attention_forward_cpu and attention_backward_cpu do, under lists; args.slices
 /// is empty. Each result is summed in the order of its list and of the queries, so that it does not
 /// depend on the number of threads.
 void attention_forward_cpu(const ForwardArgs& args, const KeyLists& lists);

@@ -48,7 +48,7 @@ void validate(const Mask& mask);
 /// Pairs with multiplicity; InvalidArgument if they exceed int64.
 std::int64_t area(const Mask& mask);
 
-/// How many rows the farthest keys lie before and after a query that sees them; 0: none.
+/// The rows that the farthest keys lie before and after a query that sees them; 0: none.
 struct Reach {
   std::int32_t before = 0;
   std::int32_t after = 0;
@@ -60,7 +60,7 @@ Reach reach(const Mask& mask);
 /// and pictures of small masks. InvalidArgument above 2^28 pairs.
 std::vector<std::uint16_t> expand(const Mask& mask);
 
-/// What a coverage check found.
+/// The findings of a coverage check.
 struct Coverage {
   std::int64_t visible_pairs = 0;      ///< distinct pairs
   std::int64_t counted_pairs = 0;      ///< with multiplicity (= area)

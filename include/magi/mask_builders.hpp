@@ -19,8 +19,8 @@ namespace magi {
 Mask mask_from_ranges(std::span<const Range> q_ranges, std::span<const Range> k_ranges,
                       std::span<const MaskType> types, std::int32_t rows_q, std::int32_t rows_k);
 
-/// How many keys before (left) and after (right) a query's own diagonal position it sees; -1 means
-/// no bound on that side.
+/// The number of keys before (left) and after (right) a query's own diagonal position it sees; -1
+/// means no bound on that side.
 struct Window {
   std::int32_t left = -1;
   std::int32_t right = -1;
@@ -32,7 +32,7 @@ struct Window {
 /// the last k.size() see anything, and a bound of k.size() - 1 or more is no bound.
 Mask mask_from_window(Range q, Range k, Window window, std::int32_t rows_q, std::int32_t rows_k);
 
-/// How queries of a packed document see its keys. Neither causal nor a window: fully.
+/// The rule by which queries of a packed document see its keys. Neither causal nor a window: fully.
 struct DocumentRule {
   bool is_causal = false;  ///< bottom-right aligned; excludes a window, as in MagiAttention
   Window window = {};      ///< as in mask_from_window
@@ -40,9 +40,9 @@ struct DocumentRule {
   /// bound does hide them, so that causality is kept. Of more queries than keys all see them, and
   /// the right bound counts from the first query. Without a window it changes nothing.
   std::int32_t num_global = 0;
-  /// Of more queries than keys under a window, those above the diagonal: whether they see the keys
-  /// that the window reaches, as in FlashAttention, or none, as in MagiAttention. With them the
-  /// window's right bound counts from the diagonal for global keys, too.
+  /// If there are more queries than keys under a window, whether those above the diagonal see the
+  /// keys that the window reaches, as in FlashAttention, or none, as in MagiAttention. With them
+  /// the window's right bound counts from the diagonal for global keys, too.
   bool has_rows_above = false;
 };
 
@@ -100,7 +100,8 @@ struct FormField {
   std::span<const std::int32_t> numbers;
   std::span<const std::int64_t> offsets = {};
 };
-/// As mask_from_json of a text with "form" and these keys, whose numbers the caller holds.
+/// Does what mask_from_json does for a text with "form" and these keys, whose numbers the caller
+/// holds.
 Mask mask_from_form(std::string_view form, std::span<const FormField> fields);
 /// Whether the first key of a JSON text is that of a mask, not of a plan.
 bool is_mask_json(std::string_view text);

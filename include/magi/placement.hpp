@@ -11,7 +11,7 @@
 
 namespace magi {
 
-/// How chunks of query rows are given to ranks. All of them keep to the count of chunks that
+/// The rule by which ranks get chunks of query rows. All of them keep to the count of chunks that
 /// token_tolerance allows.
 enum class PlacementAlgorithm : std::int32_t {
   Auto,      ///< closed form where one is known and balanced, else Affinity
@@ -85,7 +85,7 @@ struct NodeShape {
 Placement place(const Mask& mask, std::int32_t num_ranks, const PlacementConfig& config,
                 const NodeShape& nodes = {});
 
-/// What a placement costs: exact, for one mask over self-attention rows.
+/// The exact cost of a placement, for one mask over self-attention rows.
 struct PlacementCost {
   std::vector<std::int64_t> area;  ///< [num_ranks]
   std::vector<std::int64_t>

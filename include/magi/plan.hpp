@@ -16,14 +16,14 @@
 
 namespace magi {
 
-/// How received keys are divided into stages. A stage is the work that becomes ready together.
+/// The way received keys are divided into stages. A stage is the work that becomes ready together.
 enum class StageMode : std::int32_t {
   Auto,   ///< Heads where there are several kv heads, else Rows
   Heads,  ///< all remote rows, one section of kv heads after the other
   Rows,   ///< all kv heads, one run of remote rows after the other
 };
 
-/// What travels so that each visible pair is computed once.
+/// The rows that travel so that each visible pair is computed once.
 enum class WorkMode : std::int32_t {
   Keys,     ///< a rank computes its own queries' rows; keys travel
   Queries,  ///< a rank may compute any pairs; queries travel too where that moves fewer bytes, and
@@ -56,7 +56,7 @@ struct PlanConfig {
   /// 1: own keys, then all remote ones; N: at most N (fewer where heads or rows do not suffice).
   std::optional<std::int32_t> overlap_degree = {};
   WorkMode work = WorkMode::Keys;
-  /// With work Heads: how many shares there are, a divisor of num_ranks and of num_heads_kv. 0: the
+  /// The number of shares with work Heads, a divisor of num_ranks and of num_heads_kv. 0: the
   /// common divisor of the least predicted time; 1, as where there is no other, is work Queries.
   std::int32_t head_shares = 0;
   StageMode stage_mode = StageMode::Auto;
@@ -88,8 +88,9 @@ struct TokenSpace {
 /// Which of a rank's two token spaces a row belongs to.
 enum class Space : std::int16_t { Keys, Queries };
 
-/// What an exchange moves. KeysValues and Queries go from the owners to segments of the ranks that
-/// need them; the other three go back from those segments and are added or merged at the owners.
+/// The contents of an exchange. KeysValues and Queries go from the owners to segments of the ranks
+/// that need them; the other three go back from those segments and are added or merged at the
+/// owners.
 enum class Role : std::int32_t {
   KeysValues,      ///< k and v
   Queries,         ///< forward: q; backward: q, out, its gradient, and numbers of each row
@@ -157,8 +158,8 @@ struct Step {
   friend bool operator==(const Step&, const Step&) = default;
 };
 
-/// What one rank does. Both passes run every attend once, and every rank starts the same exchanges
-/// in the same order, so those that it sends and receives nothing in too.
+/// The part of one rank. Both passes run every attention call once, and every rank starts the same
+/// exchanges in the same order, so those that it sends and receives nothing in too.
 struct RankPlan {
   TokenSpace q;
   TokenSpace k;
@@ -188,7 +189,7 @@ struct PlanReport {
   std::vector<std::int64_t> rank_area;  ///< pairs; with head shares once for each share
   std::vector<std::int64_t> rank_rows;  ///< rows that each rank holds, padding included
   std::vector<std::int64_t>
-      remote_rows;  ///< key rows (flat rows) received by each rank from others
+      remote_rows;  ///< key rows (per-share rows) received by each rank from others
   /// Bytes of each rank's receive segments in a backward pass: received and copied rows as they
   /// travel, and their gradients (of queries also lse and delta), which are float32 unless shares
   /// of heads make them whole. What a rank holds beyond its own rows' tensors, but for buffers of
@@ -217,8 +218,8 @@ struct Plan {
   Placement placement_q;
   Placement placement_k;
   /// Above 1: the heads of a row are cut into so many equal shares, each of which is a row of its
-  /// own, a flat row. All that follows counts flat rows, and in them the kv heads of one share; see
-  /// flat_plan.
+  /// own, a per-share row. All that follows counts per-share rows, and in them the kv heads of one
+  /// share; see flat_plan.
   std::int32_t num_head_shares = 1;
   std::vector<Exchange> exchanges;  ///< of both passes, in the order in which they start
   std::vector<RankPlan> ranks;
@@ -238,12 +239,12 @@ Plan make_plan(const Mask& mask, const PlanConfig& config);
 Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& placement_q,
                   const Placement& placement_k);
 
-/// A plan as one of flat rows, whose config has the heads of one share: it has one share, and any
-/// reader of tables understands it. Its mask is the plan's, once for each share. The rows of a
+/// A plan as one of per-share rows, whose config has the heads of one share: it has one share, and
+/// any reader of tables understands it. Its mask is the plan's, once for each share. The rows of a
 /// share follow one another, in the whole sequence and in a rank's shard, where a short last chunk
 /// counts as a full one. Digest, memory and times are the plan's, counts of the report those of
-/// flat rows. A plan of one share is returned as it is. Throws InvalidArgument where shares do not
-/// divide heads, or there are too many flat rows.
+/// per-share rows. A plan of one share is returned as it is. Throws InvalidArgument where shares do
+/// not divide heads, or there are too many per-share rows.
 Plan flat_plan(const Plan& plan);
 
 std::uint64_t plan_digest(const Plan& plan);
@@ -251,8 +252,8 @@ std::uint64_t plan_digest(const Plan& plan);
 /// Stages of a plan: one more than the last stage of an exchange.
 std::int32_t num_stages(const Plan& plan);
 
-/// The stage of a step: an exchange's own; of an attend the last one whose keys or queries it waits
-/// for, 0 where it waits for none.
+/// The stage of a step: an exchange's own; of an attention call the last one whose keys or queries
+/// it waits for, 0 where it waits for none.
 std::int32_t stage_of(const Plan& plan, std::span<const Step> steps, const Step& step);
 
 /// Versioned JSON; reading refuses unknown keys, other versions and values that no plan can hold,
@@ -268,9 +269,10 @@ Plan plan_tables_from_json(std::string_view text);
 /// Throws InvalidArgument for a plan without ranks.
 std::string describe(const Plan& plan);
 
-/// What `rank` sends and receives to fill each segment of a space (element s: segment s; segment 0
-/// is empty). Exchanges of one segment share its lists. `needed` rows count inside the segment,
-/// `owned` rows among the rank's own rows; own rows that are copied have peer == rank in both.
+/// Lists what `rank` sends and receives to fill each segment of a space (element s: segment s;
+/// segment 0 is empty). Exchanges of one segment share its lists. `needed` rows count inside the
+/// segment, `owned` rows among the rank's own rows; own rows that are copied have peer == rank in
+/// both.
 std::vector<RowExchange> row_exchanges(const Plan& plan, std::int32_t rank,
                                        Space space = Space::Keys);
 
@@ -282,20 +284,20 @@ bool is_by_node(const Plan& plan, Space space, std::int32_t segment);
 /// ordered by (space, segment, is_onward, to, to_row).
 std::vector<Hop> find_hops(const Plan& plan);
 
-/// What a rank sends and receives to fill a segment by node. `onward` counts both sides inside the
-/// segment, and follows `first`; what returns goes through `onward` before.
+/// The rows that a rank sends and receives to fill a segment by node. `onward` counts both sides
+/// inside the segment, and follows `first`; what returns goes through `onward` before.
 struct NodeExchange {
   RowExchange first;
   RowExchange onward;
   friend bool operator==(const NodeExchange&, const NodeExchange&) = default;
 };
-/// As row_exchanges, of segments that are filled by node; the others are empty.
+/// Does what row_exchanges does, for segments that are filled by node; the others are empty.
 std::vector<NodeExchange> node_exchanges(const Plan& plan, std::int32_t rank,
                                          Space space = Space::Keys);
 
-/// What is wrong with a plan, one sentence each, which names rank, step and rows; empty for a sound
-/// one, at most 32. Works from plan.mask and the placements, shares no code with what makes tables,
-/// and checks: index bounds, steps and what they wait for (no wait can be circular), heads,
+/// Says what is wrong with a plan, one sentence each, which names rank, step and rows; empty for a
+/// sound one, at most 32. Works from plan.mask and the placements, shares no code with what makes
+/// tables, and checks: index bounds, steps and what they wait for (no wait can be circular), heads,
 /// transfers (each needed row once, none needless), each visible pair as often as the mask has it,
 /// and the digest, in time about linear in slices and transfers. The report of sound tables is
 /// compared with make_report, times to 2 ns a step.

@@ -15,7 +15,7 @@
 
 namespace magi {
 
-/// How gradients of an undispatched (replicated) tensor reach the shards.
+/// The way gradients of an undispatched (replicated) tensor reach the shards.
 enum class UndispatchGradient : std::int32_t {
   Replicated = 0,  ///< every rank holds the whole gradient: keep the own rows
   Partial = 1,     ///< every rank holds a part of the sum: reduce-scatter
@@ -26,7 +26,7 @@ enum class UndispatchGradient : std::int32_t {
 std::vector<std::int64_t> position_ids(const Placement& placement, std::int32_t rank,
                                        std::int32_t num_valid_rows);
 
-/// What an attention call reads on one rank. Rows are the rank's own, in the placement's order.
+/// The inputs of an attention call on one rank. Rows are the rank's own, in the placement's order.
 struct AttentionInputs {
   TensorView q;          ///< [local rows_q, heads_q, dim_qk], float64, float32, float16 or bfloat16
   TensorView k;          ///< [local rows_k, heads_kv, dim_qk], type of q
@@ -34,7 +34,8 @@ struct AttentionInputs {
   TensorView sink = {};  ///< empty: none. [sinks, heads_q] or [local rows_q, sinks, heads_q],
                          ///< float32 (float64); heads have stride 1, but for the backend cpu
   AttentionParams params = {};
-  /// On a GPU: dq may differ in its last bits from call to call, which is faster. Read by backward.
+  /// If true on a GPU, dq may differ in its last bits from call to call, which is faster. Read by
+  /// backward.
   bool is_fast_backward = false;
 };
 
@@ -45,13 +46,13 @@ struct AttentionResult {
   TensorView max_logits = {};  ///< empty, or [heads_q] like lse: already the maximum over ranks
 };
 
-/// What backward starts from.
+/// The gradients that backward starts from.
 struct OutputGradients {
   TensorView dout;       ///< [local rows_q, heads_q, dim_v], type of q or float32 (float64)
   TensorView dlse = {};  ///< empty, or like lse: gradient through lse
 };
 
-/// What backward writes; types are those of q, k, v or float32.
+/// The gradients that backward writes; types are those of q, k, v or float32.
 struct InputGradients {
   TensorView dq, dk, dv;
   TensorView dsink = {};  ///< empty, or like sink: of this rank's rows; the caller sums over ranks
@@ -60,7 +61,7 @@ struct InputGradients {
 
 /// Choices of an attention that change no result beyond rounding.
 struct AttentionOptions {
-  /// Where the device memory of calls comes from. Empty: a stream-ordered pool of the library's,
+  /// The source of the device memory of calls. Empty: a stream-ordered pool of the library's,
   /// shared by all objects on a device.
   DeviceAllocator allocator = {};
   /// Multiprocessors that attention leaves to the transport while rows are on their way: 0 or more,
@@ -74,7 +75,7 @@ struct AttentionOptions {
   std::string backend = {};
 };
 
-/// What a span of a trace is of: a whole pass, a step of its list, or a wait for the end of one.
+/// The subject of a span: a whole pass, a step of its list, or a wait for the end of one.
 enum class SpanKind : std::int32_t { Pass, Step, Await };
 
 /// Something that a rank's host did in a call, by std::chrono::steady_clock. On a GPU that is to
@@ -128,7 +129,7 @@ class DistributedAttention {
                 const OutputGradients& output_gradients, const InputGradients& input_gradients,
                 void* stream = nullptr);
 
-  /// From here on calls note what the host does when; earlier notes are dropped.
+  /// Makes calls note from here on what the host does when; earlier notes are dropped.
   void start_trace();
   /// The notes in the order in which spans ended, and no more from here on. Empty where no trace
   /// was started.

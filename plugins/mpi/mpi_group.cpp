@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::int64_t kLargestPiece = std::int64_t{1} << 30;  // counts of MPI are int
 constexpr int kNumTags = 32767;                                // the least that MPI promises
 constexpr int kPollsBeforeSleep = 2000;
-constexpr std::chrono::seconds kPatience{1};
+constexpr std::chrono::seconds kSpinBudget{1};
 constexpr std::size_t kAlarmBytes = 512;  // small enough that MPI sends it without a handshake
 constexpr std::int32_t kTimeout = 1, kAborted = 4, kSystem = 5;
 
@@ -210,7 +210,7 @@ void Group::give_up(MPI_Request& request, bool is_received) {
     MPI_Cancel(&request);
     const Clock::time_point start = Clock::now();
     int has_ended = 0;
-    while (has_ended == 0 && Clock::now() - start < kPatience) {
+    while (has_ended == 0 && Clock::now() - start < kSpinBudget) {
       MPI_Test(&request, &has_ended, MPI_STATUS_IGNORE);
     }
   }

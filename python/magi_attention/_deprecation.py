@@ -17,7 +17,7 @@ def warn_deprecated(text: str) -> None:
 
 
 def _levels_to_program() -> int:
-    """How many callers of warn_deprecated, itself included, are the package's own."""
+    """Counts callers of warn_deprecated, itself included, are the package's own."""
     frame, levels = sys._getframe(1), 0
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _OWN:
         frame, levels = frame.f_back, levels + 1

@@ -31,7 +31,7 @@ _RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
 
 
 class Check(NamedTuple):
-    """What ran a small attention, and a sentence for each result that is off."""
+    """The run of a small attention, and a sentence for each result that is off."""
 
     device: str
     backend: str
@@ -180,7 +180,7 @@ def _by_backend(
 
 
 def over_two_ranks() -> list[str]:
-    """What either of two processes finds that join a gloo group over a file."""
+    """Reports what either of two processes finds that join a gloo group over a file."""
     context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         told = context.SimpleQueue()
@@ -213,7 +213,7 @@ def _as_rank(rank: int, store: str, told: Any) -> None:
 def _dense(
     qkv: tuple[torch.Tensor, ...], dout: torch.Tensor, is_exact: bool
 ) -> dict[str, torch.Tensor]:
-    """In float64, or as plain torch does in the type of q."""
+    """Computes it in float64, or as plain torch does in the type of q."""
     rows = torch.arange(_DOCUMENTS[-1])
     document = torch.bucketize(rows, torch.tensor(_DOCUMENTS[1:]), right=True)
     mask = (document[:, None] == document) & (rows[:, None] >= rows)
@@ -248,14 +248,14 @@ def as_text(report: dict[str, Any]) -> str:
         text = "; ".join(filter(None, (where and f"serves {where}", reason)))
         lines.append(("backend", f"{'|'.join(row['values'])} ({told}): {text}"))
     for one in report["attention"]:
-        verdict = "WRONG" if one["findings"] else "right"
-        lines.append(("attention", f"{one['device']}, {one['backend']}: {verdict}"))
+        decision = "WRONG" if one["findings"] else "right"
+        lines.append(("attention", f"{one['device']}, {one['backend']}: {decision}"))
         lines += [("", finding) for finding in one["findings"]]
-    lines += [("verdict", text) for text in _verdicts(report)]
+    lines += [("summary", text) for text in _summaries(report)]
     return "\n".join(f"{label:16s}{text}".rstrip() for label, text in lines)
 
 
-def _verdicts(report: dict[str, Any]) -> list[str]:
+def _summaries(report: dict[str, Any]) -> list[str]:
     if report["exit_code"] == WRONG:
         return ["attention on this machine is WRONG: do not use it"]
     return [f"unfit: {reason}" for reason in report["unfit"]] or [

@@ -40,7 +40,7 @@ def is_whole_environment(earlier: dict) -> bool:
 
 
 def num_warnings() -> int:
-    """How often an older name was warned of so far."""
+    """Returns how often an older name was warned of so far."""
     return _num_warnings
 
 

@@ -55,7 +55,7 @@ def is_destroyed(group: Any) -> bool:
 
 
 def note_group(group: Any) -> None:
-    """To be called before a new group is held: all that was destroyed before is let go of."""
+    """Lets go, before a new group is held, of all that was destroyed before is let go of."""
     gone = [other for other in list(_groups) if is_destroyed(other)]
     for other in gone:
         for _, forget in _caches:

@@ -47,9 +47,10 @@ _PICTURES = ("mask", "placement", "traffic", "timeline", "steps")
 
 
 class Plan:
-    """How `cp_size` ranks share attention under one mask: which rank holds which rows, and what
-    travels when. Made without communication, by from_mask or from_ranges; equal arguments give
-    equal plans, on every rank and in every run. Immutable; `print(plan)` gives a page of figures.
+    """A plan of how `cp_size` ranks share attention under one mask: which rank holds which rows,
+    and what travels when. Made without communication, by from_mask or from_ranges; equal arguments
+    give equal plans, on every rank and in every run. Immutable; `print(plan)` gives a page of
+    figures.
     """
 
     def __init__(self, handle: PlanHandle) -> None:
@@ -126,7 +127,9 @@ class Plan:
         on: Plan | None = None,
         devices_per_node: int = 0,
     ) -> Plan:
-        """As from_ranges for a mask of magi_attention.masks with as many keys as queries."""
+        """Does what from_ranges does, for a mask of magi_attention.masks with as many keys as
+        queries.
+        """
         check_kind("mask", mask, Mask, "a Mask of magi_attention.masks")
         if mask.rows_q != mask.rows_k or mask.rows_q == 0:
             raise ValueError(
@@ -200,7 +203,7 @@ class Plan:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """How many rows the farthest keys lie before and after a query that sees them."""
+        """Returns how many rows the farthest keys lie before and after a query that sees them."""
         return self._handle.mask().reach()
 
     def rows_of(self, rank: int) -> int:
@@ -222,7 +225,7 @@ class Plan:
         return self.placement.position_ids(rank, self.total_seqlen).tolist()
 
     def defects(self) -> str:
-        """What an independent check finds wrong, one line each; empty for a sound plan."""
+        """Returns what an independent check finds wrong, one line each; empty for a sound plan."""
         return self._handle.defects()
 
     def show(self, picture: str = "mask", path: str | None = None, title: str = "") -> str:
@@ -539,7 +542,7 @@ def _runner_of(
     backend: str | None,
     rounds_partials: bool,
 ) -> Runner:
-    """What runs a plan as one rank; exchange_sms: of forward and of backward. Collective."""
+    """Returns what runs a plan as one rank; exchange_sms: forward's, backward's. Collective."""
     if plan.cp_size == 1:  # rows are in the order of the sequence
         return runner_under(plan.handle.mask().resized(local_rows, local_rows), backend)
     forward_sms, backward_sms = exchange_sms

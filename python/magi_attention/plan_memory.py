@@ -32,14 +32,14 @@ class NvlinkMemory:
 
     @property
     def peak(self) -> int:
-        """Of all at the same time."""
+        """Bytes of all at the same time."""
         return self.window + max(self.forward, self.backward)
 
 
 def memory_over_nvlink(plan: Plan) -> tuple[NvlinkMemory, ...]:
-    """By rank, what a layer takes over the transport `nvlink` in tensors of the type that the plan
-    counts with, with float32 gradients on the wire. ValueError for a plan that moves queries or
-    shares heads out.
+    """Returns, by rank, what a layer takes over the transport `nvlink` in tensors of the type that
+    the plan counts with, with float32 gradients on the wire. ValueError for a plan that moves
+    queries or shares heads out.
     """
     tables = json.loads(plan.to_json())
     if tables.get("num_head_shares", 1) > 1 or any(len(r["q"]) > 1 for r in tables["ranks"]):
@@ -53,7 +53,9 @@ def memory_over_nvlink(plan: Plan) -> tuple[NvlinkMemory, ...]:
 
 
 class _Layer:
-    """What the executor asks for, from the tables of a plan (docs/kernels/distributed.md)."""
+    """The sizes that the executor asks for, from the tables of a plan
+    (docs/kernels/distributed.md).
+    """
 
     def __init__(self, tables: dict) -> None:
         config = tables["config"]
@@ -67,7 +69,7 @@ class _Layer:
         self._transfers = tables["transfers"]
 
     def window_bytes(self) -> int:
-        """Of both areas, when the forward has come first."""
+        """Bytes of both areas, when the forward has come first."""
         keys = sum(self._keys_bytes(e) for e in self._exchanges if e[0] == _KEYS_VALUES)
         partials = sum(self._partials_bytes(e) for e in self._exchanges if e[0] == _KEY_GRADIENTS)
         if not self._exchanges:
@@ -102,7 +104,7 @@ class _Layer:
         return sum(_aligned(rows * heads * dim * element) for dim in self._dims)
 
     def _keys_bytes(self, exchange: list[int]) -> int:
-        """In the window, where all ranks lay out what the one with most rows needs."""
+        """Bytes in the window, where all ranks lay out what the one with most rows needs."""
         _, segment, first, last = exchange[:4]
         rows = max(rank["k"][segment][1] for rank in self._ranks)
         return self._row_bytes(rows, last - first, self._element)
@@ -137,7 +139,7 @@ class _Layer:
 
     def _is_placed(self, rank: int, segment: int) -> bool:
         """Whether the kernel writes each gradient of the segment to its place: it reads the keys
-        while they come, which one attend for each rank does, own keys first.
+        while they come, which one attention call for each rank does, own keys first.
         """
         is_single = all(len(r["attends"]) <= 1 for r in self._ranks)
         is_one = sum(e[0] == _KEY_GRADIENTS for e in self._exchanges) == 1

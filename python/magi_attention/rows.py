@@ -158,6 +158,6 @@ class Rows:
 
 
 class HasRows(Protocol):
-    """What functions of rows take: a bound plan (magi_attention.plan.Plan.bind)."""
+    """The type that functions of rows take: a bound plan (magi_attention.plan.Plan.bind)."""
 
     rows: Rows

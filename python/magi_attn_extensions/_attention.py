@@ -14,9 +14,9 @@ from magi_attn_extensions import _installed
 
 
 class Options(NamedTuple):
-    """What every function here takes. release: of FlashAttention, whose kernels are used where it
-    is installed and serves the tensors. window_size: keys (left, right) of the diagonal, aligned
-    bottom right, that are seen, -1: all; causal: none right of it.
+    """The arguments that every function here takes. release: of FlashAttention, whose kernels are
+    used where it is installed and serves the tensors. window_size: keys (left, right) of the
+    diagonal, aligned bottom right, that are seen, -1: all; causal: none right of it.
     """
 
     release: int

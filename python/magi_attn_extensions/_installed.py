@@ -207,7 +207,7 @@ def _bounds_by_name(call: Call) -> dict[str, Any]:
 
 
 def _parameters(function: Callable) -> dict[str, inspect.Parameter]:
-    """Of a function, or of what torch.library.custom_op made of it."""
+    """Returns the signature of a function, or of what torch.library.custom_op made of it."""
     return dict(inspect.signature(getattr(function, "_init_fn", function)).parameters)
 
 

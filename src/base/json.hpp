@@ -28,7 +28,7 @@ struct Scalar {
   std::string_view shown;          ///< Text: the string itself
 };
 
-/// What a cell of a table may hold; `null` is written for the value that it stands for.
+/// The values that a cell of a table may hold; `null` is written for the value that it stands for.
 struct Column {
   std::int32_t low = 0;
   std::int32_t high = 0;

@@ -78,7 +78,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   std::vector<Frame> frames_;
 };
 
-/// What may stand where a value does; `allowed` of a list is that of its integers.
+/// The tokens that may stand where a value does; `allowed` of a list is that of its integers.
 std::string_view allowed_of(const Value& value) {
   return value.add_integer ? std::string_view("an array of integers") : value.allowed;
 }

@@ -17,7 +17,7 @@ namespace {
 constexpr std::array<std::string_view, 4> kLevelNames{"error", "warn", "info", "debug"};
 constexpr auto kOff = static_cast<LogLevel>(-1);  // below all levels: no line passes
 
-/// In one piece, as threads and processes write beside each other.
+/// Writes in one piece, as threads and processes write beside each other.
 void write_to_stderr(LogLevel level, std::string_view module, std::string_view text) {
   std::string line = "magi ";
   line += kLevelNames[static_cast<std::size_t>(level)];

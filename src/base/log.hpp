@@ -16,8 +16,9 @@ bool is_logged(LogLevel level);
 /// may log and set sinks.
 void write_log_line(LogLevel level, std::string_view module, std::string_view text);
 
-/// As write_log_line with the text that make_text() gives, which is called for a line that is
-/// wanted alone. What is thrown meanwhile ends here: a line that cannot be told ends no work.
+/// Does what write_log_line does with the text that make_text() gives, which is called for a line
+/// that is wanted alone. What is thrown meanwhile ends here: a line that cannot be told ends no
+/// work.
 template <typename MakeText>
 void log(LogLevel level, std::string_view module, const MakeText& make_text) noexcept {
   try {

@@ -8,7 +8,7 @@
 
 namespace magi {
 
-/// How two partial rows of attention make one: the lse of both, and what the values of each weigh.
+/// The merge of two partial rows of attention: the lse of both, and what the values of each weigh.
 template <typename Real>
 struct LseWeights {
   Real lse, own, partial;

@@ -23,7 +23,7 @@ Value& require(Value* pointer, const char* name) {
   return *pointer;
 }
 
-/// By how much a later version may lengthen a struct that this one knows.
+/// The bytes by which a later version may lengthen a struct that this one knows.
 inline constexpr std::size_t kMostGrowth = 256;
 
 /// Refuses a size that no version has had or will have, which nobody has set.

@@ -20,9 +20,9 @@ Gradients read_gradients(const magi_attention_gradients* gradients);
 /// No memory where the caller gives none.
 DeviceWorkspace read_workspace(const magi_workspace* workspace);
 
-/// Without slices.
+/// Converts arguments without slices.
 ForwardArgs forward_args(const AttentionInputs& inputs, const AttentionResult& result);
-/// Without slices.
+/// Converts arguments without slices.
 BackwardArgs backward_args(const AttentionInputs& inputs, const AttentionResult& result,
                            const Gradients& gradients);
 

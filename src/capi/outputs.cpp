@@ -105,7 +105,7 @@ Part part_of(const Axes& axes, const TensorView& tensor) {
   return {axes.all(), static_cast<std::int64_t>(dtype_bytes(tensor.dtype))};
 }
 
-/// Of an output and another tensor whose bytes meet; `distance` lies between their first ones.
+/// An output and another tensor whose bytes meet; `distance` lies between their first ones.
 void check_apart(const NamedTensor& output, const NamedTensor& other, std::int64_t distance) {
   const Axes axes = axes_of(output.tensor), its = axes_of(other.tensor);
   if (!may_overlap(part_of(axes, output.tensor), part_of(its, other.tensor), distance)) return;
@@ -113,7 +113,7 @@ void check_apart(const NamedTensor& output, const NamedTensor& other, std::int64
                 "outputs that lie apart from each other and from the inputs");
 }
 
-/// That no two elements of an output share bytes.
+/// Checks that no two elements of an output share bytes.
 void check_spread(const NamedTensor& output) {
   const TensorView& tensor = output.tensor;
   const Axes axes = axes_of(tensor);

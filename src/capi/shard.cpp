@@ -6,7 +6,7 @@
 namespace magi::capi {
 namespace {
 
-/// What a call writes, apart from what it reads.
+/// The tensors that a call writes, apart from what it reads.
 TensorView read_output(const magi_tensor* output, const char* name, const TensorView& input,
                        const char* input_name) {
   const TensorView view = read_tensor(output, name);

@@ -14,7 +14,7 @@
 
 namespace magi::capi {
 
-/// What a schedule of one mask depends on besides the mask.
+/// The values that a schedule of one mask depends on besides the mask.
 struct WorkKey {
   using Shape = std::array<std::int64_t, 3>;
   Shape q, k, v;
@@ -28,12 +28,12 @@ struct WorkKey {
   friend bool operator==(const WorkKey&, const WorkKey&) = default;
 };
 
-/// What backends prepared for one mask, that used last. Safe from several threads; what is given up
-/// lives on where a caller still holds it.
+/// The prepared objects of one mask, the last used first. Safe from several threads; what is given
+/// up lives on where a caller still holds it.
 template <typename Work>
 class WorkCache {
  public:
-  /// As many as the Python package keeps calls of one mask.
+  /// The number of calls that the Python package keeps for calls of one mask.
   static constexpr std::size_t kCapacity = 256;
 
   /// Calls make() outside the lock where the key is new, to no avail where another thread was

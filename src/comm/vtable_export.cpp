@@ -55,7 +55,7 @@ std::int32_t allgather(void* context, const void* bytes, std::size_t num_bytes,
   });
 }
 
-/// That of callers who know no options.
+/// The size of callers who know no options.
 constexpr std::size_t kLeastSize = offsetof(magi_byte_exchange, options);
 
 std::int32_t start_bytes(void* context, const magi_byte_exchange* args, void* stream,

@@ -59,7 +59,7 @@ struct Supplied {
     }
   }
 
-  /// From here on the group has failed; the first failure is the one that is told.
+  /// Marks the group as failed; the first failure is the one that is told.
   void fail(const CommError& error) noexcept {
     const std::lock_guard lock(mutex_);
     if (!failure_) failure_.emplace(error);
@@ -108,7 +108,7 @@ class SuppliedExchange final : public PendingExchange {
   void* exchange_ = nullptr;
 };
 
-/// What ranks must agree on before bytes mean anything.
+/// The values that ranks must agree on before bytes mean anything.
 struct Announcement {
   std::uint64_t plan_digest = 0;
   std::uint64_t content = 0;
@@ -129,8 +129,8 @@ bool is_same_exchange(const Announcement& a, const Announcement& b) {
   return a.plan_digest == b.plan_digest && a.kind == b.kind && a.stage == b.stage;
 }
 
-/// What every rank is about to send, and with it what it calls, told to the others before any byte
-/// moves: a supplier may end the process where sizes differ.
+/// Announces what every rank is about to send, and with it what it calls, told to the others before
+/// any byte moves: a supplier may end the process where sizes differ.
 class Announcements {
  public:
   Announcements(std::int32_t rank, const ByteExchange& exchange)

@@ -15,7 +15,7 @@ inline constexpr std::size_t kArenaAlignment = 256;
 /// is taken, in which part_at finds them.
 class Arena {
  public:
-  /// Where `count` elements begin, in bytes from the start of the piece.
+  /// Returns where `count` elements begin, in bytes from the start of the piece.
   template <typename Element>
   std::size_t add(std::int64_t count) {
     const std::size_t begin = size_bytes_;

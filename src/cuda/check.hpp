@@ -9,8 +9,8 @@
 
 namespace magi {
 
-/// For a call whose failure changes nothing, or is told in another way: gives its status on. The
-/// runtime keeps a failure, too, and would tell the thread's next launch of it.
+/// Drops an error of a call whose failure changes nothing, or is told in another way: gives its
+/// status on. The runtime keeps a failure, too, and would tell the thread's next launch of it.
 inline cudaError_t cuda_forget(cudaError_t status) noexcept {
   if (status != cudaSuccess) static_cast<void>(cudaGetLastError());
   return status;

@@ -6,7 +6,7 @@
 
 namespace magi {
 
-/// What the kernels need to know of a GPU.
+/// The properties of a GPU that the kernels need.
 struct DeviceInfo {
   std::int32_t major = 0;
   std::int32_t minor = 0;

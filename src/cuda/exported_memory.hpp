@@ -42,7 +42,7 @@ class MappedMemory {
   MappedMemory(const MappedMemory&) = delete;
   MappedMemory& operator=(const MappedMemory&) = delete;
 
-  /// For another process to import.
+  /// Returns a descriptor for another process to import.
   FileDescriptor export_fd() const;
   std::byte* data() const { return std::bit_cast<std::byte*>(address_); }
   /// A multiple of the granularity.

@@ -15,7 +15,7 @@ namespace magi {
 /// driver's call takes a microsecond of every launch. One object per kernel; any threads.
 class SharedMemoryGrant {
  public:
-  /// On the current device.
+  /// Allocates on the current device.
   template <typename Kernel>
   void ensure(Kernel* kernel, int bytes) {
     const std::int32_t device = current_device();

@@ -20,7 +20,7 @@ class StreamCounters {
  public:
   static constexpr std::size_t kWords = 8;  ///< a memory sector
 
-  /// On the current device, as is every later call.
+  /// Makes counters on the current device, as is every later call.
   StreamCounters();
   /// Those of the current device for all whose kernels follow each other on a stream, made for the
   /// first of them.
@@ -38,7 +38,8 @@ class StreamCounters {
   std::mutex mutex_;
   std::vector<DeviceBuffer> chunks_;
   std::vector<unsigned*> free_;
-  /// By the stream's number, which no later stream is given. Kept for good: a few bytes each.
+  /// Finds counters by the stream's number, which no later stream is given. Kept for good: a few
+  /// bytes each.
   std::unordered_map<unsigned long long, unsigned*> by_stream_;
 };
 

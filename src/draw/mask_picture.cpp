@@ -19,10 +19,10 @@ constexpr double kTop = 104.0;
 constexpr double kLegendWidth = 184.0;
 constexpr double kLegendLine = 20.0;
 constexpr std::size_t kMostLegendLines = 24;
-/// From this many pixels per row on, cells are drawn corner by corner.
+/// The pixels per row from which cells are drawn corner by corner.
 constexpr double kExactCellPixels = 4.0;
 
-/// What is drawn in one colour: the work of a rank, or the slices of a type.
+/// The cells that are drawn in one colour: the work of a rank, or the slices of a type.
 struct Group {
   std::string name;
   std::string colour;

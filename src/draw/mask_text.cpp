@@ -87,7 +87,7 @@ std::string ranks_text(const std::map<std::int32_t, std::int32_t>& rows_of_ranks
   return num_left == 0 ? text : text + " +" + std::to_string(num_left);
 }
 
-/// What is drawn in which colours, and the pairs of each.
+/// The colours of what is drawn, and the pairs of each.
 struct Drawing {
   Size size;
   HalfBlocks pixels;

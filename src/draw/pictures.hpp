@@ -28,8 +28,8 @@ std::string placement_picture(const Plan& plan, std::string_view title);
 /// them what a ring or all-gather would move.
 std::string traffic_picture(const Plan& plan, std::string_view title);
 
-/// What each rank does when in a forward pass, as the plan's cost model predicts: exchanges above,
-/// attention below, one bar per step.
+/// Draws what each rank does when in a forward pass, as the plan's cost model predicts: exchanges
+/// above, attention below, one bar per step.
 std::string timeline_picture(const Plan& plan, std::string_view title);
 
 /// The steps of both passes: ranks as columns, a box per step with its rows and bytes or its slices

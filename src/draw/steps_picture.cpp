@@ -70,7 +70,7 @@ Pass arrange(const Plan& plan, bool is_backward) {
     num_steps += pass.steps_of(rank).size();
   }
   std::vector<std::int32_t> exchange_rows(plan.exchanges.size(), 0);
-  // Each round settles at least one step more; ranks that disagree on the order would go on.
+  // Each round fixes at least one step more; ranks that disagree on the order would go on.
   bool is_moved = true;
   for (std::size_t round = 0; is_moved && round <= num_steps; ++round) {
     is_moved = false;
@@ -145,7 +145,7 @@ Box box_of(const Pass& pass, std::int32_t rank, std::size_t step, double top) {
       .height = kBoxHeight};
 }
 
-/// From the side of `from` that faces the lane of `to`, or from below, to its near side.
+/// Draws from the side of `from` that faces the lane of `to`, or from below, to its near side.
 void draw_arrow(Svg& svg, const Box& from, const Box& to) {
   const bool is_right = to.x > from.x;
   const double x0 = is_right ? from.x + from.width : from.x;

@@ -12,7 +12,7 @@
 // Pictures in characters, two pixels above each other in one. Equal inputs give equal bytes.
 namespace magi::draw {
 
-/// What a terminal shows.
+/// The properties of a terminal.
 struct TerminalStyle {
   std::int32_t width = 80;  ///< columns, 40 or more
   bool is_ascii = false;    ///< no half blocks of UTF-8

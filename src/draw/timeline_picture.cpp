@@ -22,7 +22,7 @@ constexpr std::string_view kQueryColour = "#009e73";
 constexpr std::string_view kResultColour = "#cc79a7";
 constexpr std::string_view kAttentionColour = "#0072b2";
 
-/// What the timeline draws of a plan.
+/// The bars that the timeline draws of a plan.
 struct Timeline {
   const Plan& plan;
   planner::PlanLoads loads{plan};
@@ -59,7 +59,7 @@ std::string name_of(const Plan& plan, const Step& step) {
   }
 }
 
-/// Of what an exchange brings to a rank, in words, the part that crosses between nodes.
+/// Says in words which part of what an exchange brings to a rank crosses between nodes.
 std::string crossing_text(const Timeline& timeline, std::int32_t rank, const Exchange& exchange) {
   const Plan& plan = timeline.plan;
   if (!has_nodes(plan.config)) return "";
@@ -74,7 +74,7 @@ std::string crossing_text(const Timeline& timeline, std::int32_t rank, const Exc
          " handed on inside";
 }
 
-/// What a step moves or computes, in words.
+/// Says what a step moves or computes, in words.
 std::string amount_text(const Timeline& timeline, std::int32_t rank, const Step& step) {
   const Plan& plan = timeline.plan;
   const auto index = static_cast<std::size_t>(step.index);

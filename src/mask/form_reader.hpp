@@ -28,7 +28,7 @@ struct Field {
   bool is_required = true;
 };
 
-/// What a text gives for a field.
+/// The value that a text gives for a field.
 struct Value {
   bool is_given = false;
   std::vector<std::int32_t> numbers;     ///< of all rows of a table; one of an integer or flag

@@ -52,7 +52,7 @@ RowIntervals intervals_of(const Value& offsets, const Value& table, std::int32_t
   return found;
 }
 
-/// What up to two intervals of [0, rows) leave open.
+/// The rows that up to two intervals of [0, rows) leave open.
 void add_gaps(RowIntervals& found, std::array<Range, 2> hidden, std::int32_t rows) {
   for (Range& interval : hidden) {
     if (interval.empty()) interval = {rows, rows};
@@ -108,7 +108,7 @@ std::vector<Range> keys_of_blocks(std::span<const std::int32_t> blocks, std::int
   return keys;
 }
 
-/// What ascending `keys` have in common with an interval.
+/// The keys that ascending `keys` and an interval have in common.
 void add_common(RowIntervals& found, Range interval, std::span<const Range> keys) {
   auto next = std::ranges::partition_point(
       keys, [&](const Range& run) { return run.end <= interval.begin; });

@@ -40,7 +40,7 @@ std::vector<Group> by_token(const Value& samples, const Group& group, std::size_
   return groups;
 }
 
-/// How many tokens all samples of a group share.
+/// The number of tokens that all samples of a group share.
 std::size_t common(const Value& samples, const Group& group) {
   std::span<const std::int32_t> shared = samples.row(group.samples[0]);
   for (const std::size_t sample : group.samples) {

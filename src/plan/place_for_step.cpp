@@ -52,7 +52,8 @@ class StepSearch {
     return visits > kMostVisits;
   }
 
-  /// What so many swaps leave, as long as visits last. One that raises the objective is undone.
+  /// Returns what so many swaps leave, as long as visits last. One that raises the objective is
+  /// undone.
   std::vector<std::int32_t> run(std::int64_t num_swaps) {
     count_reads();
     double now = objective();
@@ -88,7 +89,7 @@ class StepSearch {
     }
   }
 
-  /// Who reads what as rows are placed at first.
+  /// The readers of rows as rows are placed at first.
   void count_reads() {
     const auto ranks = static_cast<std::size_t>(num_ranks_);
     counts_.assign(ranks * blocks_.size(), 0);

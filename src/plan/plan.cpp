@@ -71,7 +71,7 @@ PlanLoads build_best(const planner::Needs& needs, const planner::Layout& layout_
   return loads;
 }
 
-/// How the work of a plan is shared out.
+/// The way the work of a plan is shared out.
 struct Way {
   bool is_moving_queries = false;
   std::int32_t num_head_shares = 1;  ///< above 1: queries move all the same

@@ -15,14 +15,14 @@ class BackwardSums {
  public:
   BackwardSums(StepCall& call, const AttentionInputs& inputs, const TensorView& dsink);
 
-  /// The tensors of an attend. The first attend of some queries or keys writes their gradients,
-  /// later ones add to them. The first of the own queries gives the sink's gradient, which needs no
-  /// key.
+  /// The tensors of an attention call. The first attention call of some queries or keys writes
+  /// their gradients, later ones add to them. The first of the own queries gives the sink's
+  /// gradient, which needs no key.
   BackwardArgs args_of(const AttendCall& attend);
   /// Leaves 0 as dq of own queries that see no keys and no sink: of all shares with the first
   /// one's.
   void write_idle(const AttendCall& attend);
-  /// Before key gradients go back: clears those that no attend has written, at both ends.
+  /// Before key gradients go back: clears those that no attention call has written, at both ends.
   void complete(const Exchange& exchange);
   /// After an exchange has brought keys: sums of own keys that it copied begin in its segment.
   void note_keys(const Exchange& exchange);
@@ -32,10 +32,11 @@ class BackwardSums {
  private:
   /// Puts in place of the caller's gradients what parts are added to.
   void set_sums();
-  /// Whether an attend adds to gradients of its keys; else it writes them. Of the own keys of
-  /// several shares each attend has some rows, so all are cleared before.
+  /// Whether an attention call adds to gradients of its keys; else it writes them. Of the own keys
+  /// of several shares each attention call has some rows, so all are cleared before.
   bool adds_to_keys(const AttendCall& attend);
-  /// Clears key gradients of `heads` that no attend has written; `exchange` fills their segment.
+  /// Clears key gradients of `heads` that no attention call has written; `exchange` fills their
+  /// segment.
   void clear_rest(std::int32_t exchange, Range heads);
   std::vector<bool>& written(std::int32_t exchange) { return written_heads_[segment_of(exchange)]; }
 

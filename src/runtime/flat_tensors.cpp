@@ -18,7 +18,7 @@ TensorView by_share(const TensorView& tensor, std::int32_t num_shares) {
   return view;
 }
 
-/// The same of a tensor of flat rows, less the rows that fill up a short last chunk.
+/// The same of a tensor of per-share rows, less the rows that fill up a short last chunk.
 TensorView flat_by_share(const TensorView& flat, std::int32_t num_shares, std::int64_t rows) {
   TensorView view = flat;
   const std::int64_t rows_per_share = flat.shape[0] / num_shares;
@@ -35,7 +35,7 @@ void copy(const TensorView& source, const TensorView& target, void* stream) {
   copy_device_elements(source, target, stream);
 }
 
-/// A view of a tensor as one of flat rows would be: its shape, and the given memory without
+/// A view of a tensor as one of per-share rows would be: its shape, and the given memory without
 /// meaning. One that is not given stays so.
 TensorView flat_shape(const TensorView& tensor, const HeadShares& shares,
                       std::int32_t rows_per_share) {

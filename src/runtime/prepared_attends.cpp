@@ -6,7 +6,7 @@
 namespace magi {
 namespace {
 
-/// Prepares each attend that has rows, once for those that are alike.
+/// Prepares each attention call that has rows, once for those that are alike.
 template <typename Prepared, typename Prepare>
 PreparedAttends<Prepared> prepare_all(const RankSteps& steps, const Prepare& prepare) {
   PreparedAttends<Prepared> prepared;
@@ -32,16 +32,16 @@ AttendCache::AttendCache(const RankSteps& steps, const AttentionBackend& backend
       device_(device),
       exchange_sms_(exchange_sms),
       peers_(peers),
-      takes_coming_(peers != nullptr && backend.takes_coming_keys() && steps.is_arrival()) {}
+      takes_in_flight_(peers != nullptr && backend.takes_in_flight_keys() && steps.is_arrival()) {}
 
-ComingKeys AttendCache::coming_keys(std::int32_t own_rows) const {
+InFlightKeys AttendCache::in_flight_keys(std::int32_t own_rows) const {
   const AttendCall& call = steps_.attends.front();
   const comm::RowTable& table = steps_.rows_of_keys(call).filling;
   const comm::ArrivalShape shape = peers_->arrival_shape(table, call.attend.heads.size());
-  ComingKeys coming{.num_sources = shape.num_sources,
-                    .num_sections = shape.num_sections,
-                    .early_sources = 1U << shape.early_source,
-                    .own_rows = own_rows};
+  InFlightKeys coming{.num_sources = shape.num_sources,
+                      .num_sections = shape.num_sections,
+                      .early_sources = 1U << shape.early_source,
+                      .own_rows = own_rows};
   const PlanConfig& config = steps_.plan.config;
   std::int64_t remote_rows = 0;
   for (const comm::NeededPart& part : peers_->needed_parts(table)) {
@@ -64,9 +64,9 @@ const PreparedAttends<PreparedForward>& AttendCache::forward(DType type) {
     const auto [q, k, v] = shapes_of(call, type);
     const ForwardArgs args{.q = q, .k = k, .v = v, .slices = call.slices};
     const ForwardTuning tuning{.sm_margin = call.is_beside_exchange ? exchange_sms_ : 0};
-    if (!takes_coming_) return backend_.prepare_forward(args, tuning);
-    return backend_.prepare_coming_forward(args, tuning,
-                                           coming_keys(steps_.rows_of_keys(call).own.end));
+    if (!takes_in_flight_) return backend_.prepare_forward(args, tuning);
+    return backend_.prepare_in_flight_forward(args, tuning,
+                                              in_flight_keys(steps_.rows_of_keys(call).own.end));
   };
   return forwards_[type] = prepare_all<PreparedForward>(steps_, prepare);
 }
@@ -81,11 +81,11 @@ const PreparedAttends<PreparedBackward>& AttendCache::backward(const BackwardKin
     BackwardArgs args{.q = q, .k = k, .v = v, .slices = call.slices};
     args.dout = without_data(kind.dout_type, call.q_rows.size(), call.q_heads.size(),
                              steps_.plan.config.head_dim_v);
-    if (!takes_coming_) return backend_.prepare_backward(args, tuning);
+    if (!takes_in_flight_) return backend_.prepare_backward(args, tuning);
     // What prepares the backward takes longer than the keys do: waiting in its items costs more.
-    ComingKeys coming = coming_keys(0);
+    InFlightKeys coming = in_flight_keys(0);
     coming.is_awaited = true;
-    return backend_.prepare_coming_backward(args, tuning, coming);
+    return backend_.prepare_in_flight_backward(args, tuning, coming);
   };
   return backwards_[kind] = prepare_all<PreparedBackward>(steps_, prepare);
 }

@@ -15,12 +15,13 @@
 
 namespace magi {
 
-/// What the attends of one pass run with, by attend; null where an attend has nothing to do.
+/// The prepared objects that the attention calls of one pass run with, by attend; null where an
+/// attention call has nothing to do.
 template <typename Prepared>
 using PreparedAttends = std::vector<std::shared_ptr<const Prepared>>;
 
-/// The attends of a rank as its backend prepared them on one device, by the types of the tensors.
-/// The first call of a kind prepares, which may block.
+/// The attention calls of a rank as its backend prepared them on one device, by the types of the
+/// tensors. The first call of a kind prepares, which may block.
 class AttendCache {
  public:
   /// `exchange_sms`: multiprocessors that attends leave to exchanges under way; `peers` tells how
@@ -28,8 +29,8 @@ class AttendCache {
   AttendCache(const RankSteps& steps, const AttentionBackend& backend, std::int32_t device,
               std::int32_t exchange_sms, const comm::PeerExchanger* peers);
 
-  /// Whether the rank's one attend begins while its keys come (RankSteps::is_arrival).
-  bool takes_coming_keys() const { return takes_coming_; }
+  /// Whether the rank's one attention call begins while its keys come (RankSteps::is_arrival).
+  bool takes_in_flight_keys() const { return takes_in_flight_; }
 
   struct BackwardKind {
     DType type, dout_type;
@@ -45,19 +46,19 @@ class AttendCache {
  private:
   TensorView without_data(DType dtype, std::int64_t rows, std::int64_t heads,
                           std::int64_t dim) const;
-  /// The queries, keys and values of an attend.
+  /// The queries, keys and values of an attention call.
   std::array<TensorView, 3> shapes_of(const AttendCall& call, DType dtype) const;
 
-  /// The keys of the attend that takes coming ones, of which the call reads the first `own_rows` in
-  /// the own tensors.
-  ComingKeys coming_keys(std::int32_t own_rows) const;
+  /// The keys of the attention call that takes in-flight ones, of which the call reads the first
+  /// `own_rows` in the own tensors.
+  InFlightKeys in_flight_keys(std::int32_t own_rows) const;
 
   const RankSteps& steps_;
   const AttentionBackend& backend_;
   std::int32_t device_;
   std::int32_t exchange_sms_;
   const comm::PeerExchanger* peers_;
-  bool takes_coming_ = false;
+  bool takes_in_flight_ = false;
   std::map<DType, PreparedAttends<PreparedForward>> forwards_;
   std::map<BackwardKind, PreparedAttends<PreparedBackward>> backwards_;
 };

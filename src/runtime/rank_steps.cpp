@@ -27,8 +27,8 @@ bool is_brought_whole(const Plan& plan, std::int32_t segment) {
   });
 }
 
-/// By rank: the segment in whose copy of all own keys their sums begin; 0: in another place. Sums
-/// have one place: in place if an attend reads the keys there, else the first copy.
+/// The segment, by rank, in whose copy of all own keys their sums begin; 0: in another place. Sums
+/// have one place: in place if an attention call reads the keys there, else the first copy.
 std::vector<std::int32_t> segments_of_own_sums(const Plan& plan) {
   constexpr std::int32_t kInPlace = -1;
   std::vector<std::int32_t> segments;
@@ -96,7 +96,7 @@ Range seen_rows(std::span<const BandSlice> slices) {
   return rows.empty() ? Range{} : rows;
 }
 
-/// The part of an attend that works on query rows `rows`.
+/// The part of an attention call that works on query rows `rows`.
 AttendCall make_call(const RankSteps& steps, const Attend& attend, Range rows) {
   const auto slices = std::span(steps.own.slices)
                           .subspan(static_cast<std::size_t>(attend.slices.begin),
@@ -178,7 +178,7 @@ bool is_alike(const AttendCall& a, const AttendCall& b) {
          a.is_beside_in_backward == b.is_beside_in_backward;
 }
 
-/// The calls of a step that is an attend.
+/// The calls of a step that is an attention call.
 std::span<AttendCall> calls_in(RankSteps& steps, const Step& step) {
   const Range calls = steps.calls_of[static_cast<std::size_t>(step.index)];
   return std::span(steps.attends)
@@ -226,13 +226,13 @@ const comm::RowTable& SegmentRows::returning() const {
   return *returning_;
 }
 
-const comm::RowTable& SegmentRows::handed_back() const {
-  if (!handed_back_) {
+const comm::RowTable& SegmentRows::returned_rows() const {
+  if (!returned_rows_) {
     const RowExchange& rows = filling.rows;
-    handed_back_.emplace(RowExchange{.owned = rows.needed, .needed = rows.owned}, place_.rank,
-                         num_ranks());
+    returned_rows_.emplace(RowExchange{.owned = rows.needed, .needed = rows.owned}, place_.rank,
+                           num_ranks());
   }
-  return *handed_back_;
+  return *returned_rows_;
 }
 
 HeadShares::HeadShares(const Plan& of, std::int32_t rank)
@@ -265,13 +265,13 @@ RankSteps::RankSteps(const Plan& given, std::int32_t rank, const HeadShares& hea
     const comm::WireOrder& owned = rows_of(exchange).filling.owned;
     if (owned.num_rows + owned.num_own_rows > 0) ++num_results;
   }
-  // Behind an attend of the same keys own ones add to dK and dV, and so to dq, which is float32
-  // then.
+  // Behind an attention call of the same keys own ones add to dK and dV, and so to dq, which is
+  // float32 then.
   if (!attends.empty() && attends.front().queries >= 0) ++num_results;
 }
 
 void RankSteps::mark_forward() {
-  bool is_awaited = false;  // by an attend behind the one in hand
+  bool is_awaited = false;  // by an attention call behind the one in hand
   for (auto step = own.forward.rbegin(); step != own.forward.rend(); ++step) {
     if (step->kind != StepKind::Attend) continue;
     for (AttendCall& call : calls_in(*this, *step)) call.is_beside_exchange = is_awaited;

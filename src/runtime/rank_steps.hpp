@@ -28,11 +28,11 @@ class SegmentRows {
   /// `by_node`: the way of the same rows by node; null where they go straight.
   SegmentRows(const SegmentPlace& place, const RowExchange& exchange, const NodeExchange* by_node,
               std::int32_t rows, Range own_rows);
-  /// What goes back of partials. Without `own`, whose part of a sum is in place. Made when it is
+  /// The partials that go back. Without `own`, whose part of a sum is in place. Made when it is
   /// first asked for: a forward seldom does.
   const comm::RowTable& returning() const;
   /// A cast of the same rows the other way, for results that are whole. Made like that.
-  const comm::RowTable& handed_back() const;
+  const comm::RowTable& returned_rows() const;
 
   std::int32_t num_rows;
   Range own;  ///< the copy of all own keys in which their sums begin; empty: another place
@@ -44,10 +44,10 @@ class SegmentRows {
   std::int32_t num_ranks() const { return place_.plan.config.num_ranks; }
 
   SegmentPlace place_;
-  mutable std::optional<comm::RowTable> returning_, handed_back_;
+  mutable std::optional<comm::RowTable> returning_, returned_rows_;
 };
 
-/// Shares of the heads, whose rows are flat rows (flat_plan), as one rank has them.
+/// Shares of the heads, whose rows are per-share rows (flat_plan), as one rank has them.
 struct HeadShares {
   HeadShares() = default;
   HeadShares(const Plan& plan, std::int32_t rank);
@@ -57,9 +57,10 @@ struct HeadShares {
   std::int32_t rows_per_share_q = 0, rows_per_share_k = 0;  ///< those and what fills chunks up
 };
 
-/// One attend of a rank, cut to the query rows that it works on: all rows of its segment, or those
-/// that see keys where it is merged into an earlier result. With shares of the heads an attend is
-/// as many calls as there are shares whose rows it works on, each of the own keys of its share.
+/// One attention call of a rank, cut to the query rows that it works on: all rows of its segment,
+/// or those that see keys where it is merged into an earlier result. With shares of the heads an
+/// attention call is as many calls as there are shares whose rows it works on, each of the own keys
+/// of its share.
 struct AttendCall {
   Attend attend;
   std::int32_t share = 0;  ///< of the heads
@@ -69,18 +70,18 @@ struct AttendCall {
   std::vector<BandSlice> slices;  ///< rows count from q_rows.begin and k_rows.begin
   std::int32_t keys = -1;         ///< exchange that brings its keys; -1: own keys
   std::int32_t queries = -1;      ///< exchange that brings its queries; -1: own queries
-  /// Whether exchanges that later attends wait for may be under way beside this one.
+  /// Whether exchanges that later attention calls wait for may be under way beside this one.
   bool is_beside_exchange = false;
   /// Whether rows may be under way beside it in the backward: keys and queries that it need not
-  /// wait for, or gradients of attends before it.
+  /// wait for, or gradients of attention calls before it.
   bool is_beside_in_backward = false;
   /// Own queries of a share that see no own keys, all heads of it: without sinks, out and dq are 0.
   bool is_idle = false;
-  std::size_t alike = 0;  ///< first attend with the same slices and shapes
+  std::size_t alike = 0;  ///< first attention call with the same slices and shapes
 };
 
-/// What one rank does in a step of a plan, with its row tables. Borrows the plan, which has one
-/// share of the heads: itself, or the flat plan of one that has `shares`.
+/// The actions of one rank in a step of a plan, with its row tables. Borrows the plan, which has
+/// one share of the heads: itself, or the flat plan of one that has `shares`.
 struct RankSteps {
   RankSteps(const Plan& plan, std::int32_t rank, const HeadShares& shares = {});
 
@@ -89,11 +90,11 @@ struct RankSteps {
   std::vector<RowExchange> everyones_rows(Space space, std::size_t segment) const;
   /// Whether what returns of a space is whole on all ranks (planner::WholeReturns).
   bool returns_whole(Space space) const { return whole_.of(space); }
-  /// Whether no rank has more than one attend, and this rank's waits for keys of others alone: the
-  /// forward is {exchange, attend}, the backward {exchange, attend, exchange back}. Own keys are
-  /// the first rows of its segment or none of them. So it is with overlap degree 0.
+  /// Whether no rank has more than one attention call, and this rank's waits for keys of others
+  /// alone: the forward is {exchange, attend}, the backward {exchange, attend, exchange back}. Own
+  /// keys are the first rows of its segment or none of them. So it is with overlap degree 0.
   bool is_arrival() const;
-  /// The rows that bring the keys of an attend, which are not own ones in place.
+  /// The rows that bring the keys of an attention call, which are not own ones in place.
   const SegmentRows& rows_of_keys(const AttendCall& call) const {
     return rows_of(plan.exchanges[static_cast<std::size_t>(call.keys)]);
   }
@@ -120,15 +121,15 @@ struct RankSteps {
   std::int32_t rows_q = 0, rows_k = 0;
   std::vector<SegmentRows> q_segments, k_segments;
   std::vector<AttendCall> attends;  ///< in the order of the rank's plan
-  std::vector<Range> calls_of;      ///< of each attend of the plan, into attends
+  std::vector<Range> calls_of;      ///< of each attention call of the plan, into attends
   /// Attends and exchanges that write or merge into own rows on this rank: from two on own results
   /// are sums.
   std::int32_t num_results = 0;
 
  private:
   void add_calls(const Attend& attend);
-  /// The first says which attends have exchanges beside them in the forward, the second in the
-  /// backward.
+  /// The first says which attention calls have exchanges beside them in the forward, the second in
+  /// the backward.
   void mark_forward();
   void mark_backward();
 

@@ -40,7 +40,7 @@ void run_one(Communicator& communicator, const std::function<void(Communicator&)
   }
 }
 
-/// Where the thread of a rank cannot start, those of others are woken, as they would wait for it.
+/// If the thread of a rank cannot start, those of others are woken, as they would wait for it.
 template <typename Run>
 void start_thread(Communicator& communicator, std::vector<std::jthread>& threads, const Run& run) {
   try {

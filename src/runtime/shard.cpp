@@ -90,7 +90,8 @@ std::int64_t row_length(const TensorView& tensor) {
   return std::accumulate(row.begin(), row.end(), std::int64_t{1}, std::multiplies());
 }
 
-/// What ranks compare of a call, so that none takes rows of another placement or call for its own.
+/// The values that ranks compare of a call, so that none takes rows of another placement or call
+/// for its own.
 ExchangeTag tag_of(const Placement& placement, const comm::RowOptions& options) {
   return {.plan_digest = placement_digest(placement), .options = comm::pack_options(options)};
 }

@@ -23,8 +23,8 @@ struct ShardRun {
 std::vector<ShardRun> shard_runs(const Placement& placement, std::int32_t rank,
                                  std::int32_t num_rows);
 
-/// What `rank` exchanges when everyone's local rows go to every rank's global tensor of `num_rows`
-/// rows. Own rows are not part of it.
+/// The rows that `rank` exchanges when everyone's local rows go to every rank's global tensor of
+/// `num_rows` rows. Own rows are not part of it.
 RowExchange gather_exchange(const Placement& placement, std::int32_t rank, std::int32_t num_rows);
 
 /// A run of rows that stays on one rank.

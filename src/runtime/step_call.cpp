@@ -111,10 +111,10 @@ ExchangeKind StepCall::kind_of(Role role) const {
 const comm::RowTable& StepCall::table_of(const Exchange& exchange) const {
   const SegmentRows& rows = steps.rows_of(exchange);
   if (!is_returning(exchange.role)) return rows.filling;
-  return is_whole(exchange.role) ? rows.handed_back() : rows.returning();
+  return is_whole(exchange.role) ? rows.returned_rows() : rows.returning();
 }
 
-comm::EveryonesRows StepCall::everyone_of(const Exchange& exchange) const {
+comm::EveryonesRows StepCall::rows_of_everyone(const Exchange& exchange) const {
   if (!is_whole(exchange.role)) return {};
   return [this, exchange] {
     auto all =
@@ -134,7 +134,7 @@ comm::PassStart StepCall::make_pass_start() const {
     if (is_back) {
       // Results of moved queries go to the caller's tensors, which are not the exchanger's.
       memory.exchanger().prepare(table, {.kind = kind_of(exchange.role), .is_in_place = false},
-                                 everyone_of(exchange));
+                                 rows_of_everyone(exchange));
     }
     if (memory.peers() == nullptr) continue;
     const std::int64_t most_rows = memory.peers()->most_rows(table, kind_of(exchange.role));

@@ -78,15 +78,15 @@ class StepCall {
   /// Whether what an exchange of this role returns is whole (RankSteps::returns_whole); of results
   /// only without sinks, which belong to the owner.
   bool is_whole(Role role) const;
-  /// What ranks have to call alike besides the plan: it goes to transports that compare calls,
-  /// which find ranks that differ.
+  /// The values that ranks have to call alike besides the plan: it goes to transports that compare
+  /// calls, which find ranks that differ.
   void set_options(const AttentionInputs& inputs, bool has_max_logits, bool has_dlse);
   std::uint64_t options() const { return options_; }
   const TensorGroup& own(Role role) const { return roles_[static_cast<std::size_t>(role)].front(); }
   /// The tensors of kv heads `heads`, or of the query heads that read them: own ones, or with the
   /// index of an exchange those of the segment that it fills.
   TensorGroup tensors(Role role, std::int32_t exchange, Range heads) const;
-  /// Those of the heads and of the query or key rows of an attend.
+  /// Those of the heads and of the query or key rows of an attention call.
   TensorGroup tensors(Role role, const AttendCall& attend) const;
 
   /// The rank's steps of the pass.
@@ -123,11 +123,11 @@ class StepCall {
   /// Awaits the exchange of the step in this place of the list; a second call does nothing.
   void await(std::size_t step);
   void await_all();
-  /// What is to go into `targets` is summed by one exchange at last, which rounds it into them;
+  /// Whether what goes into `targets` is summed by one exchange at last, which rounds it into them;
   /// else false. Before await_all.
   bool round_sums(Role role, const TensorGroup& targets);
 
-  /// What is summed for `target`: the target itself, or a tensor of the accumulator's type where
+  /// The sum for `target`: the target itself, or a tensor of the accumulator's type where
   /// parts are added and the target is narrower; store rounds it into the target.
   TensorView sum_for(const TensorView& target, bool is_added);
   void store(const TensorView& sum, const TensorView& target);
@@ -146,8 +146,8 @@ class StepCall {
   comm::PassStart make_pass_start() const;
   /// The rows of an exchange and what becomes of them.
   const comm::RowTable& table_of(const Exchange& exchange) const;
-  /// As each rank has them, of what is handed back.
-  comm::EveryonesRows everyone_of(const Exchange& exchange) const;
+  /// Counts as each rank has them, of what is handed back.
+  comm::EveryonesRows rows_of_everyone(const Exchange& exchange) const;
   ExchangeKind kind_of(Role role) const;
   /// Partials in the type in which they travel.
   TensorGroup rounded(Role role, TensorGroup partials);
@@ -167,8 +167,8 @@ void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionR
 void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionResult& result,
                  const OutputGradients& output_gradients, const InputGradients& input_gradients);
 
-/// The tensors of an attend of the forward, which is merged into what is there. The first of the
-/// own queries brings the sink in. `maxima`: heads by query segment, or none.
+/// The tensors of an attention call of the forward, which is merged into what is there. The first
+/// of the own queries brings the sink in. `maxima`: heads by query segment, or none.
 ForwardArgs forward_args(StepCall& call, const AttendCall& attend, const AttentionInputs& inputs,
                          const TensorView& maxima);
 

@@ -16,9 +16,9 @@
 
 namespace magi {
 
-/// What a rank keeps between calls for tensors in the host's memory or in that of one GPU: who
-/// attends and what was prepared for that, who exchanges rows, and what a call needs for itself. On
-/// a GPU everything is enqueued behind the work of the call's stream, and nothing waits.
+/// The state that a rank keeps between calls for tensors in the host's memory or in that of one
+/// GPU: who attends and what was prepared for that, who exchanges rows, and what a call needs for
+/// itself. On a GPU everything is enqueued behind the work of the call's stream, and nothing waits.
 class StepMemory {
  public:
   /// All arguments outlive it. Throws InvalidArgument where there is no such GPU, the group moves
@@ -45,7 +45,7 @@ class StepMemory {
   bool are_partials_rounded() const { return are_partials_rounded_; }
   const AttentionBackend& backend() const { return *attention_; }
   AttendCache& attends() { return attends_; }
-  /// What the largest call was lent, and what is held for attends.
+  /// The bytes that the largest call was lent, and what is held for attends.
   std::size_t size_bytes() const {
     return std::max(largest_bytes_[0], largest_bytes_[1]) + attends_.size_bytes();
   }

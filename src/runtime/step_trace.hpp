@@ -11,7 +11,7 @@
 
 namespace magi {
 
-/// What a rank's host did of its calls' steps, while a trace is on.
+/// The notes of what a rank's host did of its calls' steps, while a trace is on.
 class StepTrace {
  public:
   void start() {
@@ -33,7 +33,7 @@ class StepTrace {
   bool is_on_ = false;
 };
 
-/// Where the spans of one call go; nowhere where the trace is off as the call begins.
+/// The place where the spans of one call go; nowhere if the trace is off as the call begins.
 class CallTrace {
  public:
   CallTrace(StepTrace& trace, Pass pass)

@@ -11,14 +11,14 @@
 
 namespace magi::simulate {
 
-/// What connects two ranks: the links inside a node, or the network between nodes.
+/// The links that connect two ranks: the links inside a node, or the network between nodes.
 enum class LinkClass : std::int32_t { Node, Network };
 inline constexpr std::size_t kNumLinkClasses = 2;
 
 enum class Pass : std::int32_t { Forward, Backward };
 inline constexpr std::size_t kNumPasses = 2;
 
-/// Of one link class, as seen by one rank. Both classes carry rows at the same time.
+/// The rates of one link class, as seen by one rank. Both classes carry rows at the same time.
 struct LinkRates {
   double bytes_per_second = 0.0;     ///< out of one rank, and into it beside that
   double seconds_per_message = 0.0;  ///< for each peer of an exchange
@@ -71,7 +71,7 @@ Cluster cluster_from_json(std::string_view text);
 /// the machine's name. What else kernels take is that of `cluster`.
 Cluster with_measured(Cluster cluster, const CostFile& file);
 
-/// What one rank sends, or receives, in one exchange, by link class.
+/// The bytes that one rank sends, or receives, in one exchange, by link class.
 struct Traffic {
   std::array<std::int64_t, kNumLinkClasses> bytes{};
   std::array<std::int32_t, kNumLinkClasses> messages{};
@@ -87,7 +87,7 @@ double exchange_seconds(const Cluster& cluster, const Traffic& traffic);
 /// Time of an attention call over `work` for num_heads_q query heads; 0 for no work.
 double attend_seconds(const Cluster& cluster, const PlanConfig& config, const Work& work, Pass pass,
                       double num_heads_q);
-/// What merging adds to a forward call: sums of out are float32, read and written, by row.
+/// The time that merging adds to a forward call: sums of out are float32, read and written, by row.
 double merge_seconds(const Cluster& cluster, const PlanConfig& config, std::int64_t rows,
                      double num_heads_q);
 

@@ -9,7 +9,7 @@
 namespace magi::simulate {
 namespace {
 
-/// What the steps of a plan take on a cluster.
+/// The times that the steps of a plan take on a cluster.
 class PlanTimes {
  public:
   PlanTimes(const planner::PlanWithLoads& planned, const Cluster& cluster)
@@ -22,7 +22,7 @@ class PlanTimes {
   void add_rank(std::int32_t rank, Pass pass, PassFigures& figures) const {
     const RankPlan& own = plan_.ranks[static_cast<std::size_t>(rank)];
     const std::vector<Step>& steps = pass == Pass::Backward ? own.backward : own.forward;
-    const double coming = is_overlapping_ ? coming_seconds(own, pass) : 0.0;
+    const double coming = is_overlapping_ ? in_flight_seconds(own, pass) : 0.0;
     planner::WalkedPass<double> walked;
     walked.steps.reserve(steps.size());
     planner::walk(
@@ -42,7 +42,7 @@ class PlanTimes {
     figures.attending_seconds = std::max(figures.attending_seconds, walked.attending);
   }
 
-  /// What all ranks send in a pass.
+  /// The bytes that all ranks send in a pass.
   void add_bytes(Pass pass, PassFigures& figures) const {
     const std::vector<Step>& steps =
         pass == Pass::Backward ? plan_.ranks[0].backward : plan_.ranks[0].forward;
@@ -124,8 +124,8 @@ class PlanTimes {
                     : of_others + queries.sent * sum / plan_.num_head_shares;
   }
 
-  /// Elements of a row that plans with head shares copy into flat rows and back: q, k, v and out;
-  /// in the backward the gradients of all four too.
+  /// Elements of a row that plans with head shares copy into per-share rows and back: q, k, v and
+  /// out; in the backward the gradients of all four too.
   std::int64_t flat_elements(Pass pass) const {
     const std::int64_t elements =
         query_elements(plan_.config) + out_elements(plan_.config) + key_elements(plan_.config);
@@ -143,13 +143,13 @@ class PlanTimes {
     return loads_.traffic(rank, space_of(exchange.role), exchange.segment);
   }
 
-  /// Query heads of an exchange or an attend.
+  /// Query heads of an exchange or an attention call.
   double heads_of(Range heads) const {
     return static_cast<double>(plan_.config.num_heads_q) * heads.size() / plan_.config.num_heads_kv;
   }
 
-  /// What returns are float32 partials, unless it is whole; lse comes back with a result, and goes
-  /// out again with a query of the backward.
+  /// Returning rows are float32 partials, unless it is whole; lse comes back with a result, and
+  /// goes out again with a query of the backward.
   std::int64_t row_bytes(const Exchange& exchange, Pass pass) const {
     const std::int64_t bytes =
         planner::bytes_per_row(plan_.config, exchange, pass == Pass::Backward);
@@ -179,10 +179,11 @@ class PlanTimes {
            merge_seconds(cluster_, plan_.config, moved.rows_out(), heads_of(exchange.heads));
   }
 
-  /// What a forward's one attend computes with keys of other ranks; a launch is no part of it.
-  double coming_seconds(const RankPlan& own, Pass pass) const {
+  /// The pairs that a forward's one attention call computes with keys of other ranks; a launch is
+  /// no part of it.
+  double in_flight_seconds(const RankPlan& own, Pass pass) const {
     Work work;
-    for (const BandSlice& slice : planner::coming_slices(own)) work.add(shrink(slice));
+    for (const BandSlice& slice : planner::in_flight_slices(own)) work.add(shrink(slice));
     if (pass == Pass::Backward || work.area == 0) return 0.0;
     return attend_seconds(cluster_, plan_.config, work, pass, heads_of(own.attends.front().heads)) -
            cluster_.kernel(pass).seconds_per_launch;

@@ -71,7 +71,7 @@ class RingTimes {
             : 0.0;
     return attend_seconds(problem_.cluster, problem_.config, work, pass, heads_q_) + merge;
   }
-  /// Of the slowest of the rings side by side.
+  /// The time of the slowest of the rings side by side.
   double hop_time(std::size_t from, std::size_t to, std::int64_t bytes) const {
     double slowest = 0.0;
     for (std::int32_t place = 0; place < shape_.heads_shared; ++place) {

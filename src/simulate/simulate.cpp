@@ -42,7 +42,7 @@ Figures simulate_queries(const Problem& problem) {
   return simulate_work(problem, WorkMode::Queries);
 }
 
-/// In how many shares the heads may be, above one, ascending.
+/// The numbers of shares that the heads may be in, above one, ascending.
 std::vector<std::int32_t> head_shares(const Problem& problem) {
   PlanConfig config = problem.config;
   config.head_shares = 0;

@@ -9,7 +9,7 @@
 
 namespace magi::simulate {
 
-/// What an attention call computes for each head.
+/// The work that an attention call computes for each head.
 struct Work {
   std::int64_t area = 0;   ///< visible pairs, a pair in n slices counting n times
   std::int64_t rows = 0;   ///< query rows of all slices

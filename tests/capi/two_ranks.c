@@ -107,7 +107,7 @@ typedef struct worker {
   const magi_plan* plan;
   magi_communicator* communicator;
   problem* global; /* inputs of the whole sequence, read only */
-  problem seen;    /* the whole results as this rank sees them */
+  problem seen;    /* the final results as this rank sees them */
 } worker;
 
 static void shard(const float* global, float* local, int64_t local_rows, int64_t heads,

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/net/alarm_line.hpp"
+#include "comm/net/failure_channel.hpp"
 #include "comm/ranks.hpp"
 #include "magi/comm_vtable.h"
 
@@ -94,7 +94,7 @@ TEST(ScarceMemoryTable, ACallThatFailsKeepsItsStatus) {
 }
 
 TEST(ScarceMemoryAlarm, AFailureIsTold) {
-  comm::AlarmLine host(0, 2), other(1, 2);
+  comm::FailureChannel host(0, 2), other(1, 2);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
   ASSERT_TRUE(other.connect(host.open(comm::TcpReach::ThisMachine), true, end));
   host.accept({true, true}, end);

@@ -17,7 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 using testing::HostTensor;
 
-/// Arguments of a good call on rank 0 of 2, to be spoilt.
+/// Arguments of a good call on rank 0 of 2, to be poisoned.
 struct Call {
   std::vector<HostTensor> storage;
   std::vector<TensorView> inputs;

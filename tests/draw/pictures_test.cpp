@@ -270,7 +270,8 @@ TEST(StepsPicture, ShowsBoxesAndWhatTheyWaitFor) {
         ">adds to dq; dk, dv<", ">dk, dv of segment 1, kv head 0<", "exchange, stage 2: "}) {
     EXPECT_TRUE(has(picture, text)) << text;
   }
-  // Arrows: rank 1 has two attends that wait and two exchanges back in the backward; so has rank 0.
+  // Arrows: rank 1 has two attention calls that wait and two exchanges back in the backward; so has
+  // rank 0.
   std::size_t arrows = 0;
   for (std::size_t at = picture.find("<path"); at != std::string::npos;
        at = picture.find("<path", at + 1)) {

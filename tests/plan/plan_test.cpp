@@ -268,7 +268,7 @@ TEST(Plan, StepsSayWhatWaitsForWhat) {
   EXPECT_EQ(plan.ranks[1].backward,
             (std::vector<Step>{exchange(0), exchange(1), attend(0), attend(1, 0), exchange(2, 3),
                                attend(2, 1), exchange(3, 5)}));
-  // Rank 0 receives nothing; gradients come back to rows that its own attend has written.
+  // Rank 0 receives nothing; gradients come back to rows that its own attention call has written.
   EXPECT_EQ(plan.ranks[0].backward, (std::vector<Step>{exchange(0), exchange(1), attend(0),
                                                        exchange(2, 2), exchange(3, 2)}));
   EXPECT_FALSE(plan.ranks[1].attends[0].is_merging);

@@ -69,7 +69,7 @@ def too_long(group) -> None:
     bound = _bound(own, "queries")
     q = torch.ones(bound.local_rows, 4, 8)
     bound.calc_attn(q, q, q)
-    kept, process_group._PATIENCE = process_group._PATIENCE, 0.1
+    kept, process_group._GRACE_TIME = process_group._GRACE_TIME, 0.1
     try:
         if dist.get_rank(group) == 0:
             _interrupted_by(0.1, lambda: bound.calc_attn(q, q, q))
@@ -78,4 +78,4 @@ def too_long(group) -> None:
             refuses(lambda: bound.calc_attn(q, q, q), CommError, "rank 0 aborted: interrupted")
         dist.barrier(group)
     finally:
-        process_group._PATIENCE = kept
+        process_group._GRACE_TIME = kept

@@ -68,9 +68,9 @@ def test_rows_that_no_slice_covers_may_be_nan(dim, deterministic, place):
     upstream = torch.randn(rows, 8, dim, device="cuda", dtype=torch.bfloat16)
     options = {"deterministic": deterministic}
     wanted = attend_and_go_back(leaves, given, upstream, **options)
-    for spoilt in range(4):
+    for poisoned in range(4):
         tensors = [t.detach().clone() for t in (*leaves, upstream)]
-        tensors[spoilt][~covered] = torch.nan
+        tensors[poisoned][~covered] = torch.nan
         found = attend_and_go_back(
             [t.requires_grad_() for t in tensors[:3]], given, tensors[3], **options
         )

@@ -56,7 +56,7 @@ inline double max_error(std::span<const double> a, std::span<const double> b) {
 }
 
 /// A measured error and what the rule allows.
-struct Verdict {
+struct Decision {
   double error = 0;
   double allowed = 0;
 
@@ -70,22 +70,22 @@ struct Verdict {
 
 /// float64 and float32 results: so many ulps of the largest reference value (of 1 where that is
 /// smaller). The counts cover sums over a few thousand keys.
-inline Verdict judge_exact(std::span<const double> got, std::span<const double> truth,
-                           DType dtype) {
+inline Decision judge_exact(std::span<const double> got, std::span<const double> truth,
+                            DType dtype) {
   constexpr double kUlps = 128;
   return {max_error(got, truth), kUlps * ulp_of(dtype) * std::max(1.0, max_magnitude(truth))};
 }
 
 /// Logarithms of sums of a GPU's approximate exponentials.
-inline Verdict judge_approximate(std::span<const double> got, std::span<const double> truth) {
+inline Decision judge_approximate(std::span<const double> got, std::span<const double> truth) {
   constexpr double kTolerance = 2e-4;
   return {max_error(got, truth), kTolerance * std::max(1.0, max_magnitude(truth))};
 }
 
 /// 16-bit results: at most twice the error of the plain 16-bit computation plus one ulp of the
 /// largest reference value.
-inline Verdict judge_rounded(std::span<const double> got, std::span<const double> truth,
-                             std::span<const double> plain, DType dtype) {
+inline Decision judge_rounded(std::span<const double> got, std::span<const double> truth,
+                              std::span<const double> plain, DType dtype) {
   return {max_error(got, truth),
           2 * max_error(plain, truth) + ulp_of(dtype) * max_magnitude(truth)};
 }

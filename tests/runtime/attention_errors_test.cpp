@@ -22,7 +22,7 @@ namespace {
 
 using Floats = HostTensor<float>;
 
-/// Tensors of one rank that fit the plan, for tests that spoil one of them.
+/// Tensors of one rank that fit the plan, for tests that poison one of them.
 struct Tensors {
   Floats q{{16, 4, 8}}, k{{16, 2, 8}}, v{{16, 2, 4}}, out{{16, 4, 4}}, lse{{16, 4}};
   Floats dout{{16, 4, 4}}, dq{{16, 4, 8}}, dk{{16, 2, 8}}, dv{{16, 2, 4}};

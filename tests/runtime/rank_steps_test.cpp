@@ -131,7 +131,7 @@ TEST(RankSteps, WhatOneAttendMakesOfARowAndHeadReturnsWhole) {
     EXPECT_FALSE(returns_whole(twice, space)) << "a row that two ranks have";
     Plan merging = causal_plan(WorkMode::Heads, 1);
     merging.ranks[2].attends.push_back(merging.ranks[2].attends.back());
-    EXPECT_FALSE(returns_whole(merging, space)) << "two attends of one row";
+    EXPECT_FALSE(returns_whole(merging, space)) << "two attention calls of one row";
   }
 }
 

@@ -248,7 +248,8 @@ TEST(Simulate, QueriesMoveBetween64RanksAtMost) {
   EXPECT_EQ(simulate({.mask = mask, .config = config, .cluster = {}}, "auto_work").refusal, "");
 }
 
-/// A plan of one attend for each rank: rank 0 of two needs the keys of rank 1, and the other way.
+/// A plan of one attention call for each rank: rank 0 of two needs the keys of rank 1, and the
+/// other way.
 TEST(Simulate, OneAttendTakesKeysAsTheyComeWithinANode) {
   SmallCase small;
   small.config.num_ranks = 2;
@@ -271,7 +272,7 @@ TEST(Simulate, OneAttendTakesKeysAsTheyComeWithinANode) {
   const Figures slow = run(1e6, 2);
   EXPECT_NEAR(slow.passes[0].seconds, kBytes / 1e6 + kAttend / 4, 1e-12);
   EXPECT_NEAR(slow.passes[1].seconds, 3 * kBytes / 1e6 + kBackward / 2, 1e-12);
-  // Between nodes all keys have come before the attend begins.
+  // Between nodes all keys have come before the attention call begins.
   EXPECT_NEAR(run(1e9, 1).passes[0].seconds, kBytes / 1e9 + kAttend, 1e-12);
 }
 

@@ -44,7 +44,7 @@ SUBSYSTEMS = (
     ("plans", r"(src|tests|bench)/plan/|include/magi/(plan|placement|bounds|checks)"),
     ("simulator, pictures", r"(src|tests)/(simulate|draw)/|include/magi/(simulat|draw)"),
     ("kernels: Hopper", r"(src|tests)/kernels/(sm90|tile)/|src/cuda/ptx/"),
-    ("kernels: schedules", r"(src|tests)/kernels/(worklist|schedule)/"),
+    ("kernels: schedules", r"(src|tests)/kernels/schedule/"),
     ("kernels: CPU, front", r"(src|tests)/kernels/"),
     ("transports", r"(src|tests)/comm/|include/magi/comm|plugins/|tests/plugins/"),
     ("executor, shards", r"(src|tests)/runtime/|include/magi/(runtime|attention|key_lists)"),
@@ -113,7 +113,9 @@ def private_words(texts):
     """(path, line, word) of every private word in sources and pages."""
     for name, text in texts.items():
         suffix = pathlib.PurePosixPath(name).suffix
-        is_source = suffix in SOURCE_SUFFIXES and name.split("/")[0] not in ("tools", "bench")
+        is_source = suffix in SOURCE_SUFFIXES and not name.startswith(
+            ("tools/", "bench/", "tests/tools/")
+        )
         if not (is_source or is_page(name) or name.endswith("README.md")):
             continue
         for number, line in enumerate(text.splitlines(), 1):

@@ -36,6 +36,7 @@ FOLDERS = {
         "nccl": {"net", "rows", "device_rows"},
         "nvlink": {"net", "rows", "device_rows"},
     },
+    "src/kernels/schedule": {"host": set(), "device": {"host"}, "blocks": {"host", "device"}},
     # The checker may not include what makes plans: tables, placement, work.
     "src/plan": {
         "value": set(),

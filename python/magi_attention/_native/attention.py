@@ -278,7 +278,7 @@ class Call:
         return Call(self._runner, q, k, v, sink, self._options)
 
     def _find_workspace_bytes(self) -> int:
-        """Of a backward call on a GPU; 0: the library takes its own."""
+        """Returns the workspace of a backward call on a GPU; 0: the library takes its own."""
         size = ctypes.c_size_t()
         if self._runner.workspace_bytes:
             function, target = self._runner.workspace_bytes, ctypes.addressof(size)

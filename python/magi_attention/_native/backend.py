@@ -147,7 +147,7 @@ class _Table(Sized):
 
 
 class Limits(NamedTuple):
-    """What a backend takes. Head dims: least, largest, and what they are multiples of."""
+    """The limits of a backend. Head dims: least, largest, and what they are multiples of."""
 
     head_dim_qk: tuple[int, int, int] = (1, 2**31 - 1, 1)
     head_dim_v: tuple[int, int, int] = (1, 2**31 - 1, 1)
@@ -201,12 +201,14 @@ _registrations: dict[str, int] = {}
 
 
 def registration_of(name: str | None) -> int:
-    """How often the name was given to a backend: what is kept for it is of one registration."""
+    """Returns how often the name was given to a backend: what is kept for it is of one
+    registration.
+    """
     return _registrations.get(name, 0)
 
 
 def note_registration(name: str) -> None:
-    """To be called where a name gets a new backend: what is kept of another is not found again."""
+    """Marks that a name gets a new backend: what is kept of another is not found again."""
     _registrations[name] = registration_of(name) + 1
     for key in [key for key in _known_limits if key[0] == name]:
         del _known_limits[key]
@@ -221,8 +223,9 @@ def limits_of(name: str | None, device_index: int) -> Limits:
 
 
 class Problem(NamedTuple):
-    """What forward or backward will be called for. slices: int32 [slices, 6] in host memory, rows
-    q begin, q end, k begin, k end, d_min, d_max: query i sees key j where d_min <= j - i <= d_max.
+    """The problem that forward or backward will be called for. slices: int32 [slices, 6] in host
+    memory, rows q begin, q end, k begin, k end, d_min, d_max: query i sees key j where d_min <= j -
+    i <= d_max.
     """
 
     slices: torch.Tensor
@@ -237,7 +240,7 @@ class Problem(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a call reads. sink_layout 0: sink [sinks, heads], 1: [rows, sinks, heads]."""
+    """Tensors that a call reads. sink_layout 0: sink [sinks, heads], 1: [rows, sinks, heads]."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -249,7 +252,7 @@ class Inputs(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What forward writes and backward reads."""
+    """The tensors that forward writes and backward reads."""
 
     out: torch.Tensor
     lse: torch.Tensor

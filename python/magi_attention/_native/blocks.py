@@ -58,7 +58,7 @@ class BlockMask:
 
 
 class BlockCall(Call):
-    """As Call, for masks of one shape. max_logits are refused."""
+    """A Call for masks of one shape. max_logits are refused."""
 
     def __init__(self, q, k, v, sink, shape: BlockShape, options: Options) -> None:
         super().__init__(Runner(0, 0, 0, None), q, k, v, sink, options)
@@ -118,7 +118,7 @@ class BlockCall(Call):
         return out, lse, word
 
     def backward_under(self, dout, dlse, q, k, v, out, lse, sink, visible: torch.Tensor):
-        """As Call.backward, under the mask of forward_under."""
+        """Does what Call.backward does, under the mask of forward_under."""
         other, saved = self._restored(q, k, v, sink, out, lse)
         if other is not self:
             return other.backward_under(dout, dlse, *saved, visible)

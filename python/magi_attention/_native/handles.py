@@ -54,7 +54,7 @@ class MaskHandle(Handle):
         rows_q: int,
         rows_k: int,
     ) -> MaskHandle:
-        """From slices; the number of one type per slice, or of one for all."""
+        """Makes a mask of slices; the number of one type per slice, or of one for all."""
         q = _int32([value for bounds in q_ranges for value in bounds])
         k = _int32([value for bounds in k_ranges for value in bounds])
         kinds = _int32(types)
@@ -71,7 +71,7 @@ class MaskHandle(Handle):
         rows_q: int,
         rows_k: int,
     ) -> MaskHandle:
-        """From (address, count) of int32 [n, 2], [n, 2] and [n]."""
+        """Makes a mask of (address, count) of int32 [n, 2], [n, 2] and [n]."""
         for rows in (rows_q, rows_k):
             if not 0 <= rows <= MAX_ROWS:  # ctypes would drop the high bits
                 raise ValueError(f"rows is {rows}; allowed: 0 to {MAX_ROWS}")
@@ -117,8 +117,8 @@ class MaskHandle(Handle):
     def from_documents(
         cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, window: tuple[int, int]
     ) -> MaskHandle:
-        """From int32 bounds in host memory, under a window of -1 for no bound; (-1, 0): causal. Of
-        more queries than keys those above the diagonal see what the window reaches.
+        """Makes a mask of int32 bounds in host memory, under a window of -1 for no bound; (-1, 0):
+        causal. Of more queries than keys those above the diagonal see what the window reaches.
         """
         is_causal = window == (-1, 0)
         left, right = (-1, -1) if is_causal else window
@@ -131,8 +131,8 @@ class MaskHandle(Handle):
 
     @staticmethod
     def from_form(form: str, **fields: torch.Tensor | int | None) -> MaskHandle:
-        """From the fields of a form of docs/masks.md: ints, bools, and int32 tensors in host memory
-        of one axis or, for tables, of two. None is left out.
+        """Makes a mask of the fields of a form of docs/masks.md: ints, bools, and int32 tensors in
+        host memory of one axis or, for tables, of two. None is left out.
         """
         import torch
 
@@ -161,12 +161,14 @@ class MaskHandle(Handle):
 
     @staticmethod
     def from_json(text: bytes) -> MaskHandle:
-        """From slices or another form as JSON; ValueError with the key that is wrong."""
+        """Makes a mask of slices or another form as JSON; ValueError with the key that is wrong."""
         return MaskHandle(made(lib.magi_mask_from_json, text, len(text)))
 
     @staticmethod
     def from_runs(offsets: torch.Tensor, intervals: torch.Tensor, rows_k: int) -> MaskHandle:
-        """From the keys of each row: int64 [rows_q + 1] and int32 [intervals, 2] in host memory."""
+        """Makes a mask of the keys of each row: int64 [rows_q + 1] and int32 [intervals, 2] in host
+        memory.
+        """
         return MaskHandle(
             made(
                 lib.magi_mask_from_runs, _memory("offsets", offsets), len(offsets) - 1,
@@ -188,7 +190,7 @@ class MaskHandle(Handle):
 
     @staticmethod
     def from_matrix(visible: torch.Tensor) -> MaskHandle:
-        """From a bool matrix [rows_q, rows_k] in host memory."""
+        """Makes a mask of a bool matrix [rows_q, rows_k] in host memory."""
         import torch
 
         matrix = visible.contiguous().view(torch.uint8)
@@ -284,7 +286,7 @@ class PlanHandle(Handle):
     def create(
         mask: MaskHandle, config: structs.PlanConfig, placement: PlacementHandle | None = None
     ) -> PlanHandle:
-        """With `placement`: for rows that are placed already."""
+        """Makes a plan; with `placement` for rows that are placed already."""
         if placement is None:
             return PlanHandle(made(lib.magi_plan_create, mask.address, config.address))
         placements = (placement.address, placement.address)

@@ -203,7 +203,7 @@ ends: dict[int, BaseException] = {}  # by thread, what is to end the program
 
 
 def keep_end(error: BaseException) -> None:
-    """For functions that the library calls: nothing may unwind into C, so what ends the program
+    """Guards functions that the library calls: nothing may unwind into C, so what ends the program
     (KeyboardInterrupt, SystemExit) waits for the `check` of the call under way.
     """
     if not isinstance(error, Exception):
@@ -211,8 +211,8 @@ def keep_end(error: BaseException) -> None:
 
 
 def words_of(error: BaseException, is_named: bool = False) -> ctypes.Array:
-    """What an exception of a caller's function says, as a C string, and with is_named its type:
-    that may hold what no UTF-8 has, and may raise itself.
+    """Returns what an exception of a caller's function says, as a C string, and with is_named its
+    type: that may hold what no UTF-8 has, and may raise itself.
     """
     try:
         text = str(error)

@@ -33,5 +33,5 @@ class KeyLists:
 
 
 def listed_call(q, k, v, sink, lists: KeyLists, options: Options) -> Call:
-    """What runs forward and backward of tensors under these lists."""
+    """Returns what runs forward and backward of tensors under these lists."""
     return Call(Runner(_FORWARD, _BACKWARD, lists.address, lists), q, k, v, sink, options)

@@ -38,7 +38,7 @@ class _Ranges:
 
 
 class RangesCall(Call):
-    """As Call, for any number of slices in device memory."""
+    """A Call for any number of slices in device memory."""
 
     def __init__(self, q, k, v, sink, options: Options) -> None:
         super().__init__(Runner(0, 0, 0, None), q, k, v, sink, options)
@@ -109,7 +109,7 @@ class RangesCall(Call):
 
 
 def _kind(mask: tuple) -> tuple:
-    """What the size of a workspace depends on besides the tensors."""
+    """The values that the size of a workspace depends on besides the tensors."""
     return mask[0].shape[0], mask[2] is None
 
 

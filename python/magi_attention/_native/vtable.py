@@ -101,14 +101,14 @@ class ByteExchange:
     stage: int = 0
 
     def describe(self, rank: int) -> str:
-        """What it is, and the other ranks that it exchanges with."""
+        """Names it, and the other ranks that it exchanges with."""
         sizes = enumerate(zip(self.send_bytes, self.receive_bytes))
         peers = [peer for peer, pair in sizes if any(pair) and peer != rank]
         return f"stage {self.stage} of {_KIND_NAMES[self.kind]} with {counted_ranks(peers)}"
 
 
 class Transport(Protocol):
-    """What a communicator is made of. Errors are exceptions."""
+    """The functions that a communicator is made of. Errors are exceptions."""
 
     rank: int
     num_ranks: int
@@ -158,7 +158,7 @@ class Communicator(Handle):
 
     @property
     def backend(self) -> str:
-        """What carries its bytes: "threads", "process_group", "nvlink", "nccl"."""
+        """Names what carries its bytes: "threads", "process_group", "nvlink", "nccl"."""
         return lib.magi_communicator_backend(self.address).decode()
 
     def check(self) -> None:

@@ -59,7 +59,7 @@ class _Intervals:
         return self._plan
 
     def forward(self, inputs: Inputs, out: torch.Tensor, lse: torch.Tensor) -> None:
-        """As Kernel.forward."""
+        """Does what Kernel.forward does."""
         given = q, k, v, out = [t.unsqueeze(0) for t in (*inputs[:3], out)]
         lse = lse.unsqueeze(0)
         plan = self._plan_of(q, k, v, False)
@@ -73,7 +73,7 @@ class _Intervals:
         )
 
     def backward(self, inputs: Inputs, sums: Sums, gradients: Sequence[torch.Tensor]) -> None:
-        """As Kernel.backward."""
+        """Does what Kernel.backward does."""
         q, k, v = (t.unsqueeze(0) for t in inputs[:3])
         out, lse, dout = (t.unsqueeze(0) for t in sums[:3])
         dlse = None if sums.dlse is None else sums.dlse.unsqueeze(0)
@@ -108,7 +108,7 @@ def _kernels(problem: Problem, layers: list[Runs]) -> list[tuple[Kernel, Runs]]:
 
 
 def prepare(problem: Problem) -> PeerAttention:
-    """As the prepare of magi_attention.backends.register."""
+    """Does what prepare does in magi_attention.backends.register."""
     check_dims(NAME, problem, _PAIRS_OF_DIMS)
     return PeerAttention(problem, _kernels)
 

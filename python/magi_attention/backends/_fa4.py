@@ -63,7 +63,7 @@ class _Packed:
         return [t.unsqueeze(0) for t in tensors] if self._is_batch else list(tensors)
 
     def forward(self, inputs: Inputs, out: torch.Tensor, lse: torch.Tensor) -> None:
-        """As Kernel.forward."""
+        """Does what Kernel.forward does."""
         q, k, v, out, lse = self._shaped((*inputs[:3], out, lse))
         _interface()._flash_attn_fwd(
             q, k, v, softmax_scale=inputs.softmax_scale, out=out, lse=lse, return_lse=True,
@@ -71,7 +71,7 @@ class _Packed:
         )  # fmt: skip
 
     def backward(self, inputs: Inputs, sums: Sums, gradients: Sequence[torch.Tensor]) -> None:
-        """As Kernel.backward."""
+        """Does what Kernel.backward does."""
         tensors = self._shaped((*inputs[:3], *sums[:3], *gradients))
         dlse = None if sums.dlse is None else self._shaped((sums.dlse,))[0]
         _backward(tensors, dlse, inputs.softmax_scale, self._options)
@@ -87,7 +87,7 @@ class _BlockSizes(NamedTuple):
 
 
 def block_sizes(major: int, dim_qk: int, dim_v: int) -> _BlockSizes:
-    """By the major number of the compute capability and the head dims."""
+    """Tells by the major number of the compute capability and the head dims."""
     if major != 9:
         return _BlockSizes((256, 128), (256, 256 if dim_qk > 128 else 128))
     widest = max(dim_qk, dim_v)
@@ -114,7 +114,7 @@ class _Sparse:
             self._blocks = _listed(blocks_of(runs, *sizes.forward), sizes.forward, problem.device)
 
     def forward(self, inputs: Inputs, out: torch.Tensor, lse: torch.Tensor) -> None:
-        """As Kernel.forward."""
+        """Does what Kernel.forward does."""
         q, k, v, out, lse = (t.unsqueeze(0) for t in (*inputs[:3], out, lse))
         _interface()._flash_attn_fwd(
             q, k, v, softmax_scale=inputs.softmax_scale, out=out, lse=lse, return_lse=True,
@@ -122,7 +122,7 @@ class _Sparse:
         )  # fmt: skip
 
     def backward(self, inputs: Inputs, sums: Sums, gradients: Sequence[torch.Tensor]) -> None:
-        """As Kernel.backward."""
+        """Does what Kernel.backward does."""
         tensors = [t.unsqueeze(0) for t in (*inputs[:3], *sums[:3], *gradients)]
         dlse = None if sums.dlse is None else sums.dlse.unsqueeze(0)
         options = self._options | {"block_sparse_tensors": self._blocks}
@@ -177,7 +177,7 @@ def _interface():
 
 
 def _major(device: torch.device) -> int:
-    """Of the GPU's compute capability; host memory stands for Hopper."""
+    """Tells by the GPU's compute capability; host memory stands for Hopper."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else MAJORS[0]
 
 
@@ -192,7 +192,7 @@ def _kernels(problem: Problem, layers: list[Runs]) -> list[tuple[Kernel, Runs]]:
 
 
 def prepare(problem: Problem) -> PeerAttention:
-    """As the prepare of magi_attention.backends.register."""
+    """Does what prepare does in magi_attention.backends.register."""
     if problem.is_backward and problem.is_deterministic:
         raise ValueError(f"deterministic is True with backend {NAME}; allowed: False")
     if _major(problem.device) != MAJORS[0]:

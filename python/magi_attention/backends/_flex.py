@@ -33,14 +33,14 @@ class _Flexible:
         self._mask = _block_mask(runs, problem.device)
 
     def forward(self, inputs: Inputs, out: torch.Tensor, lse: torch.Tensor) -> None:
-        """As Kernel.forward."""
+        """Does what Kernel.forward does."""
         found, found_lse = self._attend(inputs, *(_batch(t) for t in inputs[:3]))
         out.copy_(found[0].transpose(0, 1))
         lse.copy_(found_lse[0])
 
     def backward(self, inputs: Inputs, sums: Sums, gradients: Sequence[torch.Tensor]) -> None:
-        """As Kernel.backward. FlexAttention's own gradients are those of its own out and lse, of
-        which out over all keys is a sum with weights exp(lse - sums.lse).
+        """Does what Kernel.backward does. FlexAttention's own gradients are those of its own out
+        and lse, of which out over all keys is a sum with weights exp(lse - sums.lse).
         """
         given = [_batch(t).detach().requires_grad_() for t in inputs[:3]]
         with torch.enable_grad():
@@ -82,7 +82,7 @@ def kernel():
 
 @functools.cache
 def _asking_for_lse() -> dict:
-    """By the argument of torch 2.9 and later, or the one before."""
+    """Asks by the argument of torch 2.9 and later, or the one before."""
     from torch.nn.attention import flex_attention
 
     if hasattr(flex_attention, "AuxRequest"):
@@ -129,7 +129,7 @@ def _kernels(problem: Problem, layers: list[Runs]) -> list[tuple[Kernel, Runs]]:
 
 
 def prepare(problem: Problem) -> PeerAttention:
-    """As the prepare of magi_attention.backends.register."""
+    """Does what prepare does in magi_attention.backends.register."""
     if problem.is_backward and problem.is_deterministic:
         raise ValueError(f"deterministic is True with backend {NAME}; allowed: False")
     return PeerAttention(problem, _kernels)

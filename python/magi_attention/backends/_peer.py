@@ -29,8 +29,8 @@ class Kernel(Protocol):
 
 
 class Sums(NamedTuple):
-    """What backward reads beside the inputs. out and lse are over all keys of a row, which may be
-    more than the kernel's; lse is a number in every row.
+    """The tensors that backward reads beside the inputs. out and lse are over all keys of a row,
+    which may be more than the kernel's; lse is a number in every row.
     """
 
     out: torch.Tensor
@@ -90,7 +90,7 @@ class PeerAttention:
         return _Part(kernel, *lone)
 
     def forward(self, inputs: Inputs, result: Result) -> None:
-        """As the forward of magi_attention.backends.register."""
+        """Does what forward does in magi_attention.backends.register."""
         parts = self._parts()
         if not parts:
             result.out.zero_()
@@ -103,7 +103,7 @@ class PeerAttention:
         result.lse.copy_(lse.T)
 
     def backward(self, inputs: Inputs, result: Result, gradients: Gradients) -> None:
-        """As the backward of magi_attention.backends.register."""
+        """Does what backward does in magi_attention.backends.register."""
         parts = self._parts()
         written = gradients.dq, gradients.dk, gradients.dv
         if not parts:

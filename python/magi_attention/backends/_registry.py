@@ -86,8 +86,8 @@ def is_known(name: str) -> bool:
 
 
 def limits(backend: str | None = None, device: torch.device | str = "cpu") -> Limits:
-    """What a backend takes; None, "ffa": the library's own for the device. ValueError for another
-    name and for a device that the backend does not serve.
+    """Returns what a backend takes; None, "ffa": the library's own for the device. ValueError for
+    another name and for a device that the backend does not serve.
     """
     backend = None if backend in OWN else backend
     place = torch.device(device)

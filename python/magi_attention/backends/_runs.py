@@ -26,7 +26,7 @@ class Runs(NamedTuple):
         return torch.bincount(self.rows, minlength=self.num_rows)
 
     def places(self) -> torch.Tensor:
-        """Of each run, its number in its row."""
+        """Returns for each run its number in its row."""
         counts = self.counts()
         firsts = counts.cumsum(0) - counts
         return torch.arange(len(self.rows), device="cpu") - firsts[self.rows]
@@ -143,7 +143,7 @@ def blocks_of(runs: Runs, height: int, width: int) -> Blocks:
 
 
 def listed(shown: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row of a matrix of flags, how many are set, int32 [rows], and which, int32
+    """Returns for each row of a matrix of flags how many are set, int32 [rows], and which, int32
     [rows, most] in ascending order.
     """
     counts = shown.sum(1)

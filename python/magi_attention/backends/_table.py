@@ -171,7 +171,7 @@ def _version(distribution: str) -> str:
 
 
 def _capabilities() -> list[tuple[int, int]]:
-    """Of the GPUs that this process sees."""
+    """Returns the capabilities of the GPUs that this process sees."""
     if not torch.cuda.is_available():
         return []
     return [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]

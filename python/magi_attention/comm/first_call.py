@@ -2,7 +2,7 @@
 """What ranks compare before a plan's first call moves anything, and before a later one with other
 options does: what the plan does not hold.
 
-Rounds go over the group's store: every rank writes what it was given, rank 0 writes a verdict, and
+Rounds go over the group's store: every rank writes what it was given, rank 0 writes a decision, and
 all read that. A rank that refuses its arguments writes so and goes on without waiting; the others
 then end with its words instead of at their deadline. Nothing of it touches a device.
 """
@@ -72,24 +72,24 @@ class FirstCalls:
             entry = {"given": given, "begun": self._num_begun}
             self._store.set(self._key(self._rank), json.dumps(entry))
             if self._rank == 0:
-                verdict = self._judge()
-                self._store.set(self._key("verdict"), json.dumps(verdict))
+                decision = self._judge()
+                self._store.set(self._key("decision"), json.dumps(decision))
             else:
-                verdict = self._read_verdict()
-            self._end_round(have_all_come=verdict.get("code") in (None, CommError.PLAN_MISMATCH))
-            if verdict.get("by") != self._rank:  # else of a refusal before this call
+                decision = self._read_decision()
+            self._end_round(have_all_come=decision.get("code") in (None, CommError.PLAN_MISMATCH))
+            if decision.get("by") != self._rank:  # else of a refusal before this call
                 break
-        if verdict.get("is_later"):
+        if decision.get("is_later"):
             self._num_calls -= 1  # as at the rank that refused
-        if "code" in verdict:
-            raise CommError(verdict["text"], verdict["code"])
+        if "code" in decision:
+            raise CommError(decision["text"], decision["code"])
         if not self.have_agreed:
             self.have_agreed = True
-            self.later.agreed(verdict["name"])
+            self.later.agreed(decision["name"])
             self.lives.watch()
 
     def join_those_who_compare(self) -> None:
-        """Where this rank has waited long for rows: takes part in a round that another rank has
+        """Takes part, if this rank has waited long for rows, in a round that another rank has
         begun instead of sending them, as its options are not those that ranks have agreed on.
         CommError on all ranks then. A rank that is about to begin a later attention is no reason.
         """
@@ -110,32 +110,34 @@ class FirstCalls:
         self._has_refused = True
         if self._rank == 0:
             self._num_refusals += 1
-            verdict = _refusal(0, text) | {"call": self._num_calls, "serial": self._num_refusals}
-            self._store.set(self._key("verdict"), json.dumps(verdict))
+            decision = _refusal(0, text) | {"call": self._num_calls, "serial": self._num_refusals}
+            self._store.set(self._key("decision"), json.dumps(decision))
         else:
             self._store.set(
                 self._key(self._rank), json.dumps({"refused": text, "call": self._num_calls})
             )
 
-    def _read_verdict(self) -> dict:
-        """That of rank 0. One that rank 0 withdrew before anybody was told of it does not count."""
+    def _read_decision(self) -> dict:
+        """Returns that of rank 0. One that rank 0 withdrew before anybody was told of it does not
+        count.
+        """
         deadline = time.monotonic() + self._timeout.total_seconds()
         while True:
-            found = self._wait_or_look("verdict", 0, self._timeout + _GRACE)
+            found = self._wait_or_look("decision", 0, self._timeout + _GRACE)
             if isinstance(found, str):
                 if not self._leave_without_rank_0():
                     continue
                 self._num_calls -= 1
                 raise CommError(_refusal(0, found)["text"], CommError.ABORTED)
-            verdict = json.loads(found)
-            if verdict.get("by") != 0:
-                return verdict
-            told = self._key(f"told/{verdict['serial']}")
+            decision = json.loads(found)
+            if decision.get("by") != 0:
+                return decision
+            told = self._key(f"told/{decision['serial']}")
             is_over = self._store.check([told]) and self._store.get(told) == _TOLD
-            if not is_over and self._is_history(verdict) and time.monotonic() < deadline:
+            if not is_over and self._is_history(decision) and time.monotonic() < deadline:
                 continue
             if self._settled(told, _TOLD) == _TOLD:
-                return verdict
+                return decision
             if time.monotonic() > deadline:
                 text = f"rank {self._rank} waited for rank 0 to call again what it had refused"
                 raise CommError(text, CommError.TIMEOUT)
@@ -146,13 +148,13 @@ class FirstCalls:
         if not self._has_refused:
             return
         self._has_refused = False
-        verdict = self._key("verdict")
+        decision = self._key("decision")
         if self._rank == 0:
             told = self._key(f"told/{self._num_refusals}")
             if self._settled(told, _WITHDRAWN) == _TOLD:
                 self._end_round()
-        elif self._store.check([verdict]):
-            found = json.loads(self._store.get(verdict))
+        elif self._store.check([decision]):
+            found = json.loads(self._store.get(decision))
             told = self._key(f"told/{found.get('serial')}")
             if found.get("by") != 0 or (
                 self._store.check([told]) and self._store.get(told) == _TOLD
@@ -169,12 +171,14 @@ class FirstCalls:
         self._old_keys.append(self._key(self._rank))
         if self._rank == 0:
             told = range(self._first_refusal, self._num_refusals + 1)
-            self._old_keys += [self._key("verdict"), *(self._key(f"told/{n}") for n in told)]
+            self._old_keys += [self._key("decision"), *(self._key(f"told/{n}") for n in told)]
             self._first_refusal = self._num_refusals + 1
         self._round += 1
 
     def _judge(self) -> dict:
-        """Where all were given the same, a name that no other group has; else a code and a text."""
+        """Returns, if all were given the same, a name that no other group has; else a code and a
+        text.
+        """
         given = []
         for rank in range(self._num_ranks):
             try:
@@ -212,8 +216,8 @@ class FirstCalls:
         return is_history
 
     def _wait_or_look(self, name: int | str, rank: int, timeout: datetime.timedelta) -> bytes | str:
-        """What a rank says here; else the words in which it refused this attention of a plan that
-        runs, of which it tells where such attentions are waited for.
+        """Returns what a rank says here; else the words in which it refused this attention of a
+        plan that runs, of which it tells where such attentions are waited for.
         """
 
         def look() -> str | None:

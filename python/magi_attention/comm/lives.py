@@ -16,7 +16,7 @@ from magi_attention.comm.store import PatientStore
 _PREFIX = "magi_attention/lives"
 _MOST_WAITING = 1024  # connections that the system keeps for this process
 _MOST_PEERS = 64  # of larger groups, ranks know rank 0 alone, and rank 0 all
-_PATIENCE = 1.0  # seconds in which the end of a process is seen elsewhere
+_GRACE_TIME = 1.0  # seconds in which the end of a process is seen elsewhere
 _Listener = tuple[socket.socket, list[socket.socket]]
 
 _listeners: list[_Listener] = []  # of this process, at most one, with those who watch it
@@ -61,7 +61,7 @@ def _machine() -> str:
 
 
 def _address(host: str | None) -> str:
-    """Of this machine, as those see it who reach `host`."""
+    """Returns the address of this machine, as those see it who reach `host`."""
     kind, *_, place = socket.getaddrinfo(host or "localhost", 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(kind, socket.SOCK_DGRAM) as probe:
         probe.connect(place)  # sends nothing
@@ -125,7 +125,7 @@ class Lives:
 
     def find_ended(self, ranks: list[int]) -> list[int]:
         """Those of the ranks that have ended, or do so soon."""
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _GRACE_TIME
         while True:
             ended = [rank for rank in ranks if self.has_ended(rank)]
             if ended or time.monotonic() > deadline:

@@ -21,7 +21,7 @@ from magi_attention.common._arguments import check_kind
 from magi_attention.common._lru import LruCache
 from magi_attention.errors import CommError
 
-_PATIENCE = 5.0  # seconds in which an interrupted call may end well
+_GRACE_TIME = 5.0  # seconds in which an interrupted call may end well
 _LATE = datetime.timedelta(milliseconds=250)  # rows that take longer may not come at all
 
 
@@ -122,9 +122,9 @@ class ProcessGroupTransport:
 
     def _wait_for(self, work: dist.Work) -> None:
         """Waits. What is to end the program waits for the rows too, as the ranks are in step behind
-        the call alone; not longer than _PATIENCE, and not the second time.
+        the call alone; not longer than _GRACE_TIME, and not the second time.
         """
-        give_up = time.monotonic() + _PATIENCE if ends else None
+        give_up = time.monotonic() + _GRACE_TIME if ends else None
         while True:
             try:
                 if self._has_come(work):
@@ -135,7 +135,7 @@ class ProcessGroupTransport:
                 if give_up is not None:
                     raise
                 keep_end(end)
-                give_up = time.monotonic() + _PATIENCE
+                give_up = time.monotonic() + _GRACE_TIME
             if give_up is not None and time.monotonic() > give_up:
                 self.abort("interrupted")
                 raise CommError(f"rank {self.rank} was interrupted", CommError.ABORTED)
@@ -250,6 +250,6 @@ def check_device(transport: ProcessGroupTransport, device: torch.device) -> None
 
 
 def _backends(group: dist.ProcessGroup) -> dict[str, str]:
-    """What carries tensors of each device type: {"cpu": "gloo", "cuda": "nccl"}."""
+    """Names what carries tensors of each device type: {"cpu": "gloo", "cuda": "nccl"}."""
     pairs = (pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
     return dict(pairs)

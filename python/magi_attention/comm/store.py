@@ -103,7 +103,7 @@ class PatientStore:
 
     @property
     def host(self) -> str | None:
-        """Of a store over TCP: the machine that it is on."""
+        """Returns, for a store over TCP, the machine that it is on."""
         return _root(self._store).host if self._is_far else None
 
 

@@ -78,7 +78,7 @@ def runs_of_mask(mask: torch.Tensor, capacity: int | None) -> tuple[Runs, torch.
 
 
 def _compacted(flags: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the first `capacity` flags are, 0 behind them, and the number of flags."""
+    """Returns where the first `capacity` flags are, 0 behind them, and the number of flags."""
     place = flags.to(torch.int64).cumsum(0)
     target = torch.where(flags, (place - 1).clamp(max=capacity), capacity)
     found = torch.zeros(capacity + 1, dtype=torch.int64, device=flags.device)
@@ -87,8 +87,9 @@ def _compacted(flags: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.
 
 
 def counts_of_lists(lists: torch.Tensor, num_k: int) -> torch.Tensor:
-    """How often each block of queries sees each block of keys, uint8 [heads, q_blocks, num_k], by
-    lists int [q_blocks, heads, n] with n up to 255. Entries that are no block count as none.
+    """Counts how often each block of queries sees each block of keys, uint8 [heads, q_blocks,
+    num_k], by lists int [q_blocks, heads, n] with n up to 255. Entries that are no block count as
+    none.
     """
     num_q, heads, _ = lists.shape
     is_block = (lists >= 0) & (lists < num_k)

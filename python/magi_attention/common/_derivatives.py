@@ -7,8 +7,8 @@ import torch
 
 
 def refuse_second_derivative(of: str) -> None:
-    """For a backward: RuntimeError where its gradients are to have gradients themselves, which they
-    would lack without a word. A compiler, which asks here as it traces, refuses by itself.
+    """Raises RuntimeError in a backward where its gradients are to have gradients themselves, which
+    they would lack without a word. A compiler, which asks here as it traces, refuses by itself.
     """
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise RuntimeError(f"create_graph is True; {of} has no second derivative")

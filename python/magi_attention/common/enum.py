@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
 
 
 class AttnType(Enum):
-    """What keys belong to."""
+    """The owners of keys."""
 
     SELF_ATTN = "self_attn"
     CROSS_ATTN = "cross_attn"
@@ -80,7 +80,7 @@ class AttnOverlapMode(Enum):
 
 
 class DispatchAlgType(Enum):
-    """How chunks are placed on ranks. AUTO, THOROUGH, ZIGZAG and AFFINITY are this library's."""
+    """Placements of chunks. AUTO, THOROUGH, ZIGZAG and AFFINITY are this library's."""
 
     LOWER_BOUND = "lower_bound"
     DYNAMIC_PROGRAMMING = "dynamic_programming"
@@ -99,7 +99,7 @@ class DispatchAlgType(Enum):
 
 
 class OverlapAlgType(Enum):
-    """How pieces of remote keys are shared out among stages."""
+    """The ways remote keys are shared out among stages."""
 
     UNIFORM = "uniform"
     GREEDY = "greedy"
@@ -117,8 +117,8 @@ class DynamicAttnAlgType(Enum):
 
 
 class MagiAttentionKernelBackend(Enum):
-    """Whose kernels compute attention: docs/backends.md. FLEX, torch's FlexAttention, is this
-    package's own addition. CUTEDSL means what FFA does, the library's own.
+    """The packages whose kernels compute attention: docs/backends.md. FLEX, torch's FlexAttention,
+    is this package's own addition. CUTEDSL means what FFA does, the library's own.
     """
 
     FFA = "ffa"

@@ -15,7 +15,7 @@ _new = object.__new__  # without the checks of a new range
 
 
 def num_edits() -> int:
-    """How often any range was changed in place so far."""
+    """Counts how often any range was changed in place so far."""
     return _num_edits
 
 
@@ -73,7 +73,7 @@ class AttnRange:
 
     @staticmethod
     def from_range(attn_range: AttnRange | Sequence[int], check: bool = False) -> AttnRange:
-        """From a range or a pair of ints; RangeError unless start <= end, whatever `check`.
+        """Makes one of a range or a pair of ints; RangeError unless start <= end, whatever `check`.
         TypeError for what is neither.
         """
         if isinstance(attn_range, AttnRange):

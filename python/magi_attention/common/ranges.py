@@ -152,7 +152,7 @@ class AttnRanges:
     def make_ranges_local(
         self, other_attn_ranges: AttnRanges, is_self_merged: bool = False
     ) -> AttnRanges:
-        """Where each of other_attn_ranges lies when the rows of this list, merged, are laid out one
+        """Finds where each of other_attn_ranges lies if the rows of this list are laid out merged, one
         after the other. ValueError unless each lies inside one merged range.
         """
         merged = self if as_bool("is_self_merged", is_self_merged) else self.merge()

@@ -150,7 +150,7 @@ def _started(finish, async_op: bool) -> WorkWithPostProcessFn:
 
 
 def _total(output: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """Where the parts are combined: output, or a copy that holds its values without a gap."""
+    """Returns where parts are combined: output, or a copy that holds its values without a gap."""
     wide = torch.promote_types(output.dtype, part.dtype)
     values = output.resolve_neg() if output.is_neg() else output
     if wide == values.dtype and values.is_contiguous():

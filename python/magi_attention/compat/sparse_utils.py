@@ -272,7 +272,9 @@ def generate_variable_block_sparse_pattern(
 
 
 def _bounds(sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where blocks of sizes [heads, blocks] begin and end when all lie one behind the other."""
+    """Returns where blocks of sizes [heads, blocks] begin and end when all lie one behind the
+    other.
+    """
     ends = sizes.to(torch.int64).flatten().cumsum(0).view(sizes.shape)
     return ends - sizes, ends
 
@@ -388,7 +390,7 @@ def invert_index_sparse_indices(
     sparse_k_block_size: int = 1,
     pad_multiple: int = 1,
 ) -> tuple[torch.Tensor, int]:
-    """From the blocks of keys that queries see, int32 [rows_q, heads_kv, topk], the queries that
+    """Turns the blocks of keys that queries see, int32 [rows_q, heads_kv, topk], the queries that
     see each block, int32 [blocks, heads_kv, most], in rising order, then -1; and `most`, a multiple
     of pad_multiple. An entry that stands n times counts n times. Waits for a GPU.
     """

@@ -22,7 +22,7 @@ _MISMATCHED = re.compile(r"Mismatched elements: (\d+) / (\d+)")
 
 
 def extract_mismatch_info(error_msg: str) -> tuple[int, int, float]:
-    """From a message of torch.testing.assert_close: elements that differ, all, and their share.
+    """Reads a message of torch.testing.assert_close: elements that differ, all, and their share.
     ValueError for another message.
     """
     found = _MISMATCHED.search(error_msg)

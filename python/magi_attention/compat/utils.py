@@ -41,7 +41,7 @@ def cu_seqlens2seqlens(cu_seqlens: Sequence[int]) -> list[int]:
 
 
 def flatten_nested_list(nested_list: Sequence) -> list:
-    """What lists and tuples in each other hold, in order."""
+    """Yields what lists and tuples in each other hold, in order."""
     flat: list = []
     for item in nested_list:
         if isinstance(item, (list, tuple)):

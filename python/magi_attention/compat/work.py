@@ -8,7 +8,7 @@ from typing import Any
 
 
 class GeneralWork:
-    """What there is to wait for: anything with a method wait(), such as a Work of
+    """A thing to wait for: anything with a method wait(), such as a Work of
     torch.distributed, a list of these, or None.
     """
 

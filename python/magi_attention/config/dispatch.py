@@ -21,21 +21,21 @@ class DispatchAlg(ABC):
 
 @dataclass(frozen=True)
 class LBDispatchAlg(DispatchAlg):
-    """In plans: MinHeapDispatchAlg."""
+    """Places rows as MinHeapDispatchAlg does."""
 
     type: ClassVar = DispatchAlgType.LOWER_BOUND
 
 
 @dataclass(frozen=True)
 class DPDispatchAlg(DispatchAlg):
-    """In plans: MinHeapDispatchAlg."""
+    """Places rows as MinHeapDispatchAlg does."""
 
     type: ClassVar = DispatchAlgType.DYNAMIC_PROGRAMMING
 
 
 @dataclass(frozen=True)
 class BSDispatchAlg(DispatchAlg):
-    """In plans: MinHeapDispatchAlg."""
+    """Places rows as MinHeapDispatchAlg does."""
 
     type: ClassVar = DispatchAlgType.BINARY_SEARCH
 
@@ -49,14 +49,14 @@ class MinHeapDispatchAlg(DispatchAlg):
 
 @dataclass(frozen=True)
 class BTPDispatchAlg(DispatchAlg):
-    """In plans: MinHeapDispatchAlg."""
+    """Places rows as MinHeapDispatchAlg does."""
 
     type: ClassVar = DispatchAlgType.BACKTRACKING_PRUNING
 
 
 @dataclass(frozen=True)
 class ToppHeapDispatchAlg(DispatchAlg):
-    """In plans: AutoDispatchAlg, which takes no notice of `top_p`."""
+    """Places rows as AutoDispatchAlg does, which takes no notice of `top_p`."""
 
     type: ClassVar = DispatchAlgType.TOPP_HEAP
 
@@ -82,7 +82,7 @@ class SequentialDispatchAlg(DispatchAlg):
 
 @dataclass(frozen=True)
 class BatchToppHeapDispatchAlg(DispatchAlg):
-    """In plans: AutoDispatchAlg, which takes no notice of the fields."""
+    """Places rows as AutoDispatchAlg does, which takes no notice of the fields."""
 
     type: ClassVar = DispatchAlgType.BATCH_TOPP_HEAP
 
@@ -96,7 +96,7 @@ class BatchToppHeapDispatchAlg(DispatchAlg):
 
 @dataclass(frozen=True)
 class SortedSequentialSelectAlg(DispatchAlg):
-    """In plans: MinHeapDispatchAlg, which takes no notice of `allocation_ratio`."""
+    """Places rows as MinHeapDispatchAlg does, which takes no notice of `allocation_ratio`."""
 
     type: ClassVar = DispatchAlgType.SORTED_SEQUENTIAL_SELECT
 
@@ -117,7 +117,9 @@ class AutoDispatchAlg(DispatchAlg):
 
 @dataclass(frozen=True)
 class ThoroughDispatchAlg(DispatchAlg):
-    """As AutoDispatchAlg with a longer search, for masks that are used many times."""
+    """Places rows as AutoDispatchAlg does, with a longer search, for masks that are used many
+    times.
+    """
 
     type: ClassVar = DispatchAlgType.THOROUGH
 
@@ -144,7 +146,7 @@ def _check_share(name: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class DispatchConfig:
-    """How rows are placed on ranks.
+    """The way rows are placed on ranks.
 
     - chunk_size: rows that are placed together, at most; None: chosen.
     - uneven_shard: no padding; the last chunk may be short, and ranks may differ by a chunk. A

@@ -15,7 +15,7 @@ WORK_MODES = ("keys", "queries", "auto", "heads")  # in the library's order
 
 @dataclass(frozen=True)
 class DistAttnConfig:
-    """What a plan does beyond its mask. Hashable; equal configurations make equal keys.
+    """The options of a plan beyond its mask. Hashable; equal configurations make equal keys.
 
     - dispatch_config: how rows are placed. overlap_config: how communication and attention overlap.
       grpcoll_config: accepted without effect.

@@ -16,7 +16,7 @@ _MAX_INT = (1 << 31) - 1
 
 
 class OverlapAlg(ABC):
-    """How the pieces of remote keys are shared out among stages; its `type` names it."""
+    """The way remote keys are shared out among stages; its `type` names it."""
 
     type: ClassVar[OverlapAlgType]
 
@@ -46,7 +46,7 @@ class _GatheredDegree(int):
 
 @dataclass(frozen=True)
 class OverlapConfig:
-    """How communication and attention of a plan overlap.
+    """The way communication and attention of a plan overlap.
 
     - degree: remote stages. 0: all keys are gathered for one attention call (no_overlap, with a
       degree of 1); None: chosen by the cost model (mode DYNAMIC only), as where a DistAttnConfig is

@@ -24,7 +24,7 @@ _CALLS_KEPT = 256
 
 
 def signature(q, k, v):
-    """What a Call depends on besides sink and options."""
+    """The values that a Call depends on besides sink and options."""
     return (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
         q.device, k.device, v.device,
@@ -55,12 +55,12 @@ class NamedCall:
         self.with_max_logits = call.with_max_logits
 
     def forward(self, *tensors):
-        """As Call.forward."""
+        """Does what Call.forward does."""
         with named_range(f"{self._name}.forward"):
             return self._call.forward(*tensors)
 
     def backward(self, *tensors):
-        """As Call.backward."""
+        """Does what Call.backward does."""
         with named_range(f"{self._name}.backward"):
             return self._call.backward(*tensors)
 

@@ -41,7 +41,9 @@ def _as_rows_of_heads(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_kind(name: str, tensor: torch.Tensor, limits: Limits) -> None:
-    """What a backend takes on the tensor's GPU: types, head dims, strides of rows and heads."""
+    """Returns what a backend takes on the tensor's GPU: types, head dims, strides of rows and
+    heads.
+    """
     if tensor.dtype not in limits.dtypes:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in reversed(limits.dtypes))
         raise TypeError(f"{name}.dtype is {tensor.dtype} on {tensor.device}; allowed: {names}")
@@ -146,7 +148,7 @@ def check_params(
 
 
 def _as_number(name: str, value: float | torch.Tensor) -> float:
-    """Of a tensor the value that it has now: what is kept for later calls is found by numbers."""
+    """Returns the value that a tensor has now: what is kept for later calls is found by numbers."""
     check_number(name, value)
     if isinstance(value, (int, float)):
         return value
@@ -232,7 +234,9 @@ def check_sink(
 
 
 def _check_sink_values(sink: torch.Tensor) -> None:
-    """In host memory, where reading them waits for nothing. NaN is let through to the results."""
+    """Checks them in host memory, where reading waits for nothing. NaN is let through to the
+    results.
+    """
     greatest = sink.detach().amax().item()
     if greatest > _MAX_SINK:
         raise ValueError(f"sink holds {greatest}; allowed: -inf to {_MAX_SINK:g}")

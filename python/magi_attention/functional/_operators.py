@@ -78,13 +78,13 @@ def fake_backward(q, k, v, sink, out, lse):
 
 
 def forward(call, q, k, v, sink):
-    """What fake_forward describes."""
+    """Allocates what fake_forward describes."""
     out, lse, max_logits = call.forward(q, k, v, sink)
     return out, lse, lse.new_empty((0,)) if max_logits is None else max_logits
 
 
 def backward(call, dout, dlse, q, k, v, out, lse, sink):
-    """What fake_backward describes."""
+    """Allocates what fake_backward describes."""
     dout, dlse = dout.contiguous(), None if dlse is None else dlse.contiguous()
     dq, dk, dv, dsink = call.backward(dout, dlse, q, k, v, out, lse, sink)
     return dq, dk, dv, q.new_empty((0,)) if dsink is None else dsink
@@ -93,7 +93,7 @@ def backward(call, dout, dlse, q, k, v, out, lse, sink):
 def flex_call(
     q, k, v, sink, mask: tuple, options: Options, backend: str | None
 ) -> Call | RangesInvocation:
-    """What runs forward and backward under q_ranges, k_ranges and types (or None)."""
+    """Returns what runs forward and backward under q_ranges, k_ranges and types (or None)."""
     if not mask[0].is_cuda:
         return mask_of(q.shape[0], k.shape[0], *mask, backend).calls.find(q, k, v, sink, options)
     if backend is not None:
@@ -138,7 +138,7 @@ def number_of(number: float, symbol: torch.Tensor | None) -> float:
 
 
 def _checked(q, k, v, sink, mask, numbers: tuple, backend: str | None) -> FlexArguments:
-    """What flex_flash_attn_func checks, for callers of the operator and of graphs."""
+    """Checks what flex_flash_attn_func checks, for callers of the operator and of graphs."""
     scale, softcap, symbols, sink_layout, sm_margin = numbers
     scale, softcap = map(number_of, (scale, softcap), symbols)
     ensure(backend)

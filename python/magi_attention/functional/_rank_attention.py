@@ -35,8 +35,9 @@ _by_number: weakref.WeakValueDictionary[int, RankAttention] = weakref.WeakValueD
 
 
 class LocalShape(NamedTuple):
-    """What q, k and v of a rank must fit under a plan: rows of the rank, of which num_valid come
-    before the padding, heads, head dims, and the name of the backend, None: the library's own.
+    """The shape that q, k and v of a rank must fit under a plan: rows of the rank, of which
+    num_valid come before the padding, heads, head dims, and the name of the backend, None: the
+    library's own.
     """
 
     rank: int
@@ -104,8 +105,8 @@ class RankAttention:
         return call
 
     def begin_sparse(self, q, v, block: int, options: Options) -> int:
-        """As find_call for attention to keys that are chosen in the call, in blocks of so many. The
-        number stands for what ranks have agreed on.
+        """Does what find_call does, for attention to keys that are chosen in the call, in blocks of
+        so many. The number stands for what ranks have agreed on.
         """
         given = self._agree(q, v, None, options, {"sparse_k_block_size": str(block)})
         begin(self._cp_group, given)
@@ -124,7 +125,7 @@ class RankAttention:
             first_calls.refuse(error)
 
     def _agree(self, q, v, sink, options: Options, more: dict[str, str]) -> dict[str, str]:
-        """What ranks compare of a call; they do where it is new. more: what else they do."""
+        """Returns what ranks compare of a call, which they do if it is new. more: what else."""
         operation = None if sink is None else comm.dsink_all_reduce_op()
         num_sinks = None if sink is None else sink.shape[-2]
         kind = (q.dtype, q.device.type, options, num_sinks, operation, *more.values())
@@ -205,7 +206,7 @@ class RankAttention:
 
 
 def _description(q, v, sink: torch.Tensor | None, options: Options) -> dict[str, str]:
-    """What ranks must have in common besides the plan, as texts."""
+    """Returns what ranks must have in common besides the plan, as texts."""
     scale = options.scale or q.shape[2] ** -0.5
     layout = ("sh", "ssh")[options.sink_layout]
     return {

@@ -94,11 +94,11 @@ class RangesInvocation:
         self._call: RangesCall = _calls.find(q, k, v, sink, options)
 
     def forward(self, q, k, v, sink):
-        """As Call.forward."""
+        """Does what Call.forward does."""
         return self._call.forward_under(q, k, v, sink, self._mask, is_sanity_check_enable())
 
     def backward(self, dout, dlse, q, k, v, out, lse, sink):
-        """As Call.backward. RuntimeError where a range tensor changed since forward."""
+        """Does what Call.backward does. RuntimeError where a range tensor changed since forward."""
         if _versions(self._given) != self._versions:
             raise RuntimeError(
                 "q_ranges, k_ranges or attn_type_map was changed between forward and backward; "
@@ -142,5 +142,5 @@ def _reference(tensor: torch.Tensor | None):
 
 
 def _versions(mask: tuple) -> list[int]:
-    """How often each tensor was changed; those of inference mode do not count it."""
+    """Returns how often each tensor was changed; those of inference mode do not count it."""
     return [0 if t is None or t.is_inference() else t._version for t in mask]

@@ -74,9 +74,9 @@ _calls = LruCache(_CALLS_KEPT)
 
 
 def find_block_call(q, k, v, sink, shape: BlockShape, options: Options) -> BlockCall | None:
-    """What computes these tensors under masks of this shape; None where the kernels for blocks do
-    not: on a CPU, in compiled graphs, with another backend, softcap or max_logits, or other blocks
-    and head dims than magi/block_mask.hpp tells.
+    """Returns what computes these tensors under masks of this shape; None where the kernels for
+    blocks do not: on a CPU, in compiled graphs, with another backend, softcap or max_logits, or
+    other blocks and head dims than magi/block_mask.hpp tells.
     """
     is_plain = options.softcap == 0.0 and not options.with_max_logits
     if not (q.is_cuda and is_plain and is_eager(q, k, v)) or backend_of_environment() is not None:
@@ -111,13 +111,13 @@ class _BlockInvocation:
         self.error_word: torch.Tensor | None = None
 
     def forward(self, q, k, v, sink):
-        """As Call.forward."""
+        """Does what Call.forward does."""
         out, lse, word = self._call.forward_under(q, k, v, sink, self._visible)
         self.error_word = word
         return out, lse, None
 
     def backward(self, dout, dlse, q, k, v, out, lse, sink):
-        """As Call.backward."""
+        """Does what Call.backward does."""
         return self._call.backward_under(dout, dlse, q, k, v, out, lse, sink, self._visible)
 
 
@@ -230,7 +230,7 @@ def attend_to_block_lists(
 
 
 def shape_of(blocks: Blocks, heads: int) -> BlockShape:
-    """Of masks of these blocks for so many kv heads."""
+    """Describes masks of these blocks for so many kv heads."""
     return BlockShape(heads, blocks.q_size, blocks.k_size, blocks.is_causal)
 
 

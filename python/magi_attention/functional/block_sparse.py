@@ -100,7 +100,7 @@ def _attend_by_blocks(
     attend: partial, qkv: tuple, sink: tuple, mask: torch.Tensor, blocks: Blocks,
     max_runs: int | None,
 ) -> tuple[torch.Tensor, SparseForwardMeta] | None:  # fmt: skip
-    """By the kernels for blocks; None where they do not take the call."""
+    """Computes it by the kernels for blocks; None where they do not take the call."""
     if max_runs is not None:
         check_int("max_runs", max_runs, 1, _MAX_RUNS)
     shape = shape_of(blocks, mask.shape[0])._replace(max_runs=max_runs or 0)

@@ -45,7 +45,7 @@ from magi_attention.functional._rank_attention import (
 
 
 class HasAttention(Protocol):
-    """What dist_attn_func takes: a bound plan (magi_attention.plan.Plan.bind)."""
+    """The type that dist_attn_func takes: a bound plan (magi_attention.plan.Plan.bind)."""
 
     attention: RankAttention
 
@@ -58,7 +58,7 @@ def _forward_fake(
 
 
 def _checked(attention: RankAttention, q, k, v, sink, scale, softcap, sink_layout: int):
-    """What calc_attn checks, for callers of the operators and of graphs: q, k, v and sink."""
+    """Checks q, k, v and sink as calc_attn does, for callers of operators and graphs."""
     q, k, v = check_local(q, k, v, attention.local_shape, None)
     check_params(scale or None, softcap, q.dtype)
     sink = check_computed_sink(sink, sink_layout, q)

@@ -56,7 +56,7 @@ class _UndispatchFunc(torch.autograd.Function):
 
 
 class _UndispatchPartialGradFunc(torch.autograd.Function):
-    """As _UndispatchFunc where the global gradients of the ranks are parts of a sum."""
+    """An _UndispatchFunc for global gradients of ranks that are parts of a sum."""
 
     @staticmethod
     def forward(ctx, x_local, group, meta, seq_dim):

@@ -38,7 +38,7 @@ def softmax_bwd(dout: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 def calc_lse_rescale_weight(
     lse_to_rescale: torch.Tensor, rescaled_lse: torch.Tensor
 ) -> torch.Tensor:
-    """What out [rows, heads, dim] is multiplied by, [rows, heads, 1]; 0 where it saw no key."""
+    """Returns the factor of out [rows, heads, dim], [rows, heads, 1]; 0 where it saw no key."""
     return torch.exp(safe_subtract(lse_to_rescale, rescaled_lse)).unsqueeze(-1)
 
 

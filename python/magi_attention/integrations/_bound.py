@@ -24,7 +24,7 @@ PLANS_IN_WORDS = "a bound plan (Plan.bind), a key of magi_attention.api"
 
 @dataclass
 class _Active:
-    """What attention functions of models that pass nothing on find."""
+    """The plan that attention functions of models find if nothing is passed on."""
 
     cp_group: dist.ProcessGroup | None = None
     spec: AttnMaskSpec | None = None
@@ -81,8 +81,8 @@ def attend(
 
 
 def reach_of(plan: AnyPlan) -> tuple[int, int]:
-    """How many rows before and after a query the farthest keys lie that the plan shows; of a key
-    that was not named its plan's.
+    """Returns how many rows before and after a query the farthest keys lie that the plan shows; of
+    a key that was not named its plan's.
     """
     is_known = isinstance(plan, BoundPlan) or plan._number != 0
     return plan.reach if is_known else bound_of(plan).reach

@@ -152,7 +152,9 @@ def _refuse_other_borders(
 def _numbers_told(
     given: Mapping[str, Any], rows: int, keeps_padding: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """By the name of what says it: of each row the number of its document, below 0 for padding."""
+    """Returns by the name of what says it, for each row, the number of its document, below 0 for
+    padding.
+    """
     if given.get("attention_mask") is not None:
         numbers = document_numbers("attention_mask", given["attention_mask"])
         yield "attention_mask", _values_of_rows("attention_mask", numbers, rows)

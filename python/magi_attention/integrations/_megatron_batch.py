@@ -84,7 +84,7 @@ class RowsAt(int):
 
     @classmethod
     def of(cls, position_ids: torch.Tensor, last: int) -> RowsAt:
-        """For positions up to last; a power of two, so that few tables are made."""
+        """Makes tables for positions up to last; a power of two, so that few tables are made."""
         made = cls(1 << max(1, int(last)).bit_length())
         made.position_ids = position_ids
         return made
@@ -257,7 +257,7 @@ def _packed(lengths: Sequence[int], causal: bool) -> Documents:
 
 
 def _of_bounds(batch: Mapping[str, Any], tokens: torch.Tensor, causal: bool) -> Documents:
-    """Of cu_seqlens, and cu_seqlens_padded where documents are padded in place."""
+    """Reads cu_seqlens, and cu_seqlens_padded where documents are padded in place."""
     size, total = tokens.shape
     if size != 1:
         raise ValueError(f"tokens has {size} sequences; allowed: 1 with cu_seqlens")

@@ -45,8 +45,8 @@ def calling_model() -> tuple[torch.nn.Module, AnyPlan, dict[str, Any], torch.nn.
 
 @torch.compiler.assume_constant_result
 def plan_of_callers() -> tuple[str, int] | None:
-    """That model by the name of its class, and the local rows of its plan. A compiler looks at the
-    calls it compiles in.
+    """Returns that model by the name of its class, and the local rows of its plan. A compiler looks
+    at the calls it compiles in.
     """
     found = calling_model()
     return None if found is None else (type(found[0]).__name__, bound_of(found[1]).local_rows)

@@ -54,7 +54,7 @@ def model_behind(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def virtual_tokens(wrapper: torch.nn.Module) -> str | None:
-    """What tokens peft's wrapper puts before a sequence, as a sentence."""
+    """Says what tokens peft's wrapper puts before a sequence, as a sentence."""
     adapter = getattr(wrapper, "active_peft_config", None)
     if not getattr(adapter, "is_prompt_learning", False):
         return None
@@ -65,7 +65,9 @@ def virtual_tokens(wrapper: torch.nn.Module) -> str | None:
 
 
 def misfit(model: PreTrainedModel, attention: object) -> str | None:
-    """What of the model a plan does not reach, as a sentence; None where it reaches everything."""
+    """Says what of the model a plan does not reach, as a sentence; None where it reaches
+    everything.
+    """
     # Asked each time: models are set to other attention and back, for generation say.
     implementation = getattr(config_of(model), "_attn_implementation", None)
     if ALL_ATTENTION_FUNCTIONS.get(implementation) is not attention:
@@ -137,7 +139,7 @@ def _source_of(forward: Any) -> str:
 
 
 def other_task(model: PreTrainedModel) -> str | None:
-    """What makes a model that plans reach no causal language model, as a sentence."""
+    """Says what makes a model that plans reach no causal language model, as a sentence."""
     name, config = type(model).__name__, config_of(model)
     if not shifts_labels(model):
         return _head_in_words(name)

@@ -57,7 +57,9 @@ def config_of(model: Any) -> Any:
 
 
 def _head_dim_of(config: Any, num_heads_q: int) -> int:
-    """That of queries and keys. Latent attention has two parts; values may be narrower."""
+    """Returns the head dim of queries and keys. Latent attention has two parts; values may be
+    narrower.
+    """
     parts = [getattr(config, name, None) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
     if all(parts):
         return sum(parts)

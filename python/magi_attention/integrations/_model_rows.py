@@ -66,8 +66,8 @@ def _balanced_over_ranks(theirs):
 def _share_of_balance(
     gate_logits: tuple[torch.Tensor, ...], num_experts: int, top_k: int
 ) -> torch.Tensor:
-    """How many rows of all ranks chose each expert, times this rank's probabilities of experts, by
-    the squared rows of all layers. Rows of padding count nowhere.
+    """Returns how many rows of all ranks chose each expert, times this rank's probabilities of
+    experts, by the squared rows of all layers. Rows of padding count nowhere.
     """
     bound = bound_of(calling_model()[1])
     rows, device = bound.rows.num_valid, gate_logits[0].device
@@ -100,7 +100,7 @@ def _is_hooked(module: torch.nn.Module) -> bool:
 
 
 def needs_whole_tables(model: torch.nn.Module) -> str | None:
-    """What of a model that over_ranks has not seen is too late now, as a sentence."""
+    """Says what of a model that over_ranks has not seen is too late now, as a sentence."""
     if all(map(_is_hooked, _tables_by_largest_position(model))):
         return None
     return (

@@ -91,7 +91,7 @@ class PrefixTree:
 
     @property
     def sample_token_ranges(self) -> list[list[list[int]]]:
-        """For each sample the rows [start, end) of its nodes, in the order of its path."""
+        """Returns for each sample the rows [start, end) of its nodes, in the order of its path."""
         return [[list(self.node_ranges[node]) for node in path] for path in self.sample_paths]
 
     @property

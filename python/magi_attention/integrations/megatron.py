@@ -96,7 +96,7 @@ class MagiCoreAttention(MegatronModule):
         packed_seq_params: PackedSeqParams | None = None,
         **others: Any,
     ) -> torch.Tensor:
-        """As the class says."""
+        """Returns what the class says."""
         given = {"attention_bias": attention_bias, **others}
         for name, option in given.items():
             if option is not None:

@@ -140,11 +140,11 @@ def magi_prepare_batch(
     spec: AttnMaskSpec | None = None,
     pad_id: int = 0,
 ) -> tuple[dict[str, Any], AnyPlan]:
-    """For models of transformers: the batch of one sequence [1, rows] -> this rank's, with
-    `magi_plan` in it, and the plan. spec: its mask, default one causal sequence, under the windows
-    of the model's config. Without a spec the sequence is packed of documents where the batch says
-    so: bounds (cu_seqlens), lengths (seq_lengths), numbers of them (seq_idx, an attention_mask 1 1
-    2 2), or position_ids that begin anew.
+    """Prepares, for models of transformers, the batch of one sequence [1, rows] -> this rank's,
+    with `magi_plan` in it, and the plan. spec: its mask, default one causal sequence, under the
+    windows of the model's config. Without a spec the sequence is packed of documents where the
+    batch says so: bounds (cu_seqlens), lengths (seq_lengths), numbers of them (seq_idx, an
+    attention_mask 1 1 2 2), or position_ids that begin anew.
 
     Rows of input_ids, labels, position_ids, loss_mask and loss_weights are shared out; position
     ids default to places in the sequence. Padding at the end of ranks holds pad_id, label -100.
@@ -173,8 +173,8 @@ def magi_prepare_packed_cp(
     spec: AttnMaskSpec | None = None,
     pad_id: int = 0,
 ) -> tuple[dict[str, Any], AnyPlan]:
-    """For models whose attention is a function of make_magi_attn_func: a packed batch -> this
-    rank's rows of it, and the plan, which is the active one from here on.
+    """Prepares, for models whose attention is a function of make_magi_attn_func: a packed batch ->
+    this rank's rows of it, and the plan, which is the active one from here on.
 
     batch: input_ids, labels, position_ids [rows] and the bounds of documents cu_seqlens (or
     cu_seqlens_padded, which goes first), int [documents + 1], padded by entries below 0; or
@@ -242,10 +242,10 @@ _OF_TREES = ("labels", "shift_labels", "loss_mask", "loss_weights", "position_id
 def magi_prepare_vlm(
     model: Any, batch: Mapping[str, Any], cp_group: dist.ProcessGroup | None
 ) -> tuple[dict[str, Any], None]:
-    """For models of transformers that merge images into the sequence, on one rank: the batch with
-    a magi_plan that is made of the language model's rows when they are known, one causal sequence,
-    or packed documents where the batch says so as for magi_prepare_batch; other attention of the
-    model stays that of "sdpa". NotImplementedError for several ranks, ValueError for several
+    """Prepares, for models of transformers that merge images into the sequence, on one rank: the
+    batch with a magi_plan that is made of the language model's rows when they are known, one causal
+    sequence, or packed documents where the batch says so as for magi_prepare_batch; other attention
+    of the model stays that of "sdpa". NotImplementedError for several ranks, ValueError for several
     sequences.
     """
     check_kind("batch", batch, Mapping, "a mapping")
@@ -417,7 +417,7 @@ def _causal_of_torch(q, k, v, softmax_scale: float | None) -> torch.Tensor:
 
 @dataclass
 class MagiState:
-    """How a training uses this package, of setup_magi. enabled: at all; custom: models whose
+    """The way a training uses this package, of setup_magi. enabled: at all; custom: models whose
     attention is a function of make_magi_attn_func, else models of transformers.
     """
 

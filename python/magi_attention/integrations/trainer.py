@@ -259,7 +259,7 @@ def _codes_of_callers() -> Iterator[CodeType]:
 
 
 def _find_dispatcher() -> CodeType | None:
-    """What reads the batches of an iterable dataset for all processes, where accelerate is."""
+    """Names what reads batches of an iterable dataset for all processes in accelerate."""
     try:
         from accelerate.data_loader import DataLoaderDispatcher
     except ImportError:
@@ -310,7 +310,7 @@ class MagiCallback(TrainerCallback):
             )
 
     def on_train_begin(self, args, state, control, model=None, **others) -> None:
-        """As the class says."""
+        """Returns what the class says."""
         if args.remove_unused_columns:
             raise ValueError(
                 "remove_unused_columns is True; allowed: False, as samples say with columns that "

@@ -67,8 +67,8 @@ _checked: weakref.WeakSet = weakref.WeakSet()
 
 
 class PendingMask:
-    """What a model asks its attention to hide, as a 4-D mask only if that is needed: with a plan
-    nobody reads [rows, rows] elements.
+    """Returns what a model asks its attention to hide, as a 4-D mask only if that is needed: with a
+    plan nobody reads [rows, rows] elements.
     """
 
     def __init__(self, arguments: dict[str, Any], hides: str | None, window: int | None) -> None:
@@ -273,7 +273,7 @@ def _refuse_lost_plan(module: torch.nn.Module, query: torch.Tensor) -> None:
             raise ValueError(
                 f"{PLAN_KEYWORD} is missing where {type(module).__name__} attends in {where}; "
                 f"allowed: {PLAN_KEYWORD} in the call of the model, or a model of "
-                'set_attn_implementation("sdpa"), which attends to its own rows alone'
+                'set_attn_implementation("sdpa"), which attention calls to its own rows alone'
             )
 
 
@@ -288,7 +288,7 @@ def _rows_of_active_plan() -> int | None:
 
 @torch.compiler.assume_constant_result
 def _misfit_of_callers() -> str | None:
-    """What of the model that is called a plan does not reach."""
+    """Says what of the model that is called a plan does not reach."""
     found = calling_model()
     if found is None or not isinstance(found[0], PreTrainedModel):
         return None
@@ -317,7 +317,7 @@ def _wrong_labels(model: torch.nn.Module, plan: AnyPlan, keywords: dict[str, Any
 
 @torch.compiler.assume_constant_result
 def _unused_keyword_of_callers() -> str | None:
-    """What the model is given beside its plan that no layer follows."""
+    """Says what the model is given beside its plan that no layer follows."""
     found = calling_model()
     if found is None:
         return None

@@ -19,10 +19,10 @@ def from_blocks(
     rows_k: int,
     is_causal: bool = False,
 ) -> Mask:
-    """From bool [q_blocks, k_blocks]: which blocks of k_block_size keys each block of q_block_size
-    queries sees; the last block of a side may be shorter. is_causal: query i sees no key behind i +
-    rows_k - rows_q, inside blocks too. Waits for a mask on a GPU. ValueError or TypeError names a
-    wrong argument.
+    """Makes a mask of bool [q_blocks, k_blocks]: which blocks of k_block_size keys each block of
+    q_block_size queries sees; the last block of a side may be shorter. is_causal: query i sees no
+    key behind i + rows_k - rows_q, inside blocks too. Waits for a mask on a GPU. ValueError or
+    TypeError names a wrong argument.
     """
     named = ("q_block_size", q_block_size, 1), ("k_block_size", k_block_size, 1)
     for name, value, least in (*named, ("rows_q", rows_q, 0), ("rows_k", rows_k, 0)):

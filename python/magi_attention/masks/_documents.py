@@ -176,10 +176,11 @@ def to_prefix_lm(mask: Mask) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def from_packed_seq_params(params: Any, *, causal: bool = True) -> Mask:
-    """From an object with the fields of Megatron's PackedSeqParams: cu_seqlens_q, cu_seqlens_kv,
-    and cu_seqlens_q_padded, cu_seqlens_kv_padded where documents are padded in place, whose padding
-    sees nothing and is seen by none. ValueError for bounds that fall or do not begin at 0, for more
-    documents on one side than on the other, and where a document is longer than its place.
+    """Makes a mask of an object with the fields of Megatron's PackedSeqParams: cu_seqlens_q,
+    cu_seqlens_kv, and cu_seqlens_q_padded, cu_seqlens_kv_padded where documents are padded in
+    place, whose padding sees nothing and is seen by none. ValueError for bounds that fall or do not
+    begin at 0, for more documents on one side than on the other, and where a document is longer
+    than its place.
     """
     if not hasattr(params, "cu_seqlens_q"):
         raise TypeError(f"params is a {type(params).__name__}; allowed: PackedSeqParams")

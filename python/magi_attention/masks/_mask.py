@@ -131,8 +131,8 @@ def from_ranges(
     total_seqlen_q: int,
     total_seqlen_k: int,
 ) -> Mask:
-    """From the slices of keys and plans. ValueError for ranges outside the rows, and, by row and
-    key, where two slices show the same pair.
+    """Makes a mask of the slices of keys and plans. ValueError for ranges outside the rows, and, by
+    row and key, where two slices show the same pair.
     """
     for name, ranges, rows in (
         ("q_ranges", q_ranges, check_int("total_seqlen_q", total_seqlen_q, 0, MAX_ROWS)),
@@ -156,9 +156,9 @@ def compact(mask: Mask) -> Mask:
 
 
 def from_intervals(offsets: torch.Tensor, intervals: torch.Tensor, rows_k: int) -> Mask:
-    """From the keys of each row: row i sees the union of intervals[offsets[i]:offsets[i + 1]],
-    pairs [begin, end) of keys in any order; offsets [rows_q + 1], intervals [n, 2]. Mask.runs is
-    the inverse. ValueError, by row, for intervals that are reversed or leave the keys.
+    """Makes a mask of the keys of each row: row i sees the union of intervals[offsets[i]:offsets[i
+    + 1]], pairs [begin, end) of keys in any order; offsets [rows_q + 1], intervals [n, 2].
+    Mask.runs is the inverse. ValueError, by row, for intervals that are reversed or leave the keys.
     """
     offsets = to_ints("offsets", offsets, 1).long()
     intervals = to_ints("intervals", intervals, 2).contiguous()
@@ -230,7 +230,7 @@ def first_difference(one: Mask, other: Mask) -> int | None:
 
 
 def keys_in_words(mask: Mask, row: int) -> str:
-    """What a row sees, for messages."""
+    """Says what a row sees, for messages."""
     offsets, runs = mask.runs
     shown = runs[int(offsets[row]) : int(offsets[row + 1])].tolist()
     if not shown:

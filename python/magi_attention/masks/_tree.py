@@ -124,7 +124,7 @@ def _by_token(
 
 
 def _common(samples: list[list[int]], group: list[int], begin: int) -> int:
-    """How many tokens a group shares, at least begin."""
+    """Returns how many tokens a group shares, at least begin."""
     low, high = (samples[chosen(group, key=samples.__getitem__)] for chosen in (min, max))
     end = min(len(low), len(high))
     while begin < end:

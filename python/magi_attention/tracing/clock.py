@@ -15,9 +15,9 @@ _ROUNDS = 9
 
 
 def clock_offsets(group: dist.ProcessGroup | None) -> list[int]:
-    """What is added to time.monotonic_ns of each rank to give that of rank 0. [ns] Ranks of one
-    host have one clock: 0. Of others the median difference as they leave some barriers. Collective;
-    ranks leave it at about the same time.
+    """The number that is added to time.monotonic_ns of each rank to give that of rank 0. [ns] Ranks
+    of one host have one clock: 0. Of others the median difference as they leave some barriers.
+    Collective; ranks leave it at about the same time.
     """
     if size_of(group) == 1:
         return [0]
@@ -32,7 +32,9 @@ def clock_offsets(group: dist.ProcessGroup | None) -> list[int]:
 
 
 def offsets_of(everyone: list[tuple[str, list[int]]]) -> list[int]:
-    """From the name of each rank's clock and what it read as the rank left each barrier."""
+    """Computes it from the name of each rank's clock and what it read as the rank left each
+    barrier.
+    """
     first_name, first = everyone[0]
     return [
         0 if name and name == first_name

@@ -52,7 +52,7 @@ def _pass_name(one: dict) -> tuple:
 
 
 def _pass_begins(everyone: list[dict]) -> dict[tuple, int]:
-    """When each pass begins on the first rank: with its first kernel where it has any."""
+    """Returns when each pass begins on the first rank: with its first kernel where it has any."""
     begins: dict[tuple, int] = {}
     for record in everyone:
         for place, one in enumerate(record["passes"]):
@@ -133,7 +133,9 @@ def _times(span: dict) -> dict[str, int]:
 
 
 def _order(span: dict) -> tuple:
-    """By rank, row and begin; of spans that begin together the longest, which holds the others."""
+    """A key to sort by rank, row and begin; of spans that begin together the longest, which holds
+    the others.
+    """
     return span["rank"], span["row"], span["begin"], -span["end"]
 
 

@@ -54,8 +54,8 @@ class KernelProfile:
 
 
 def kernels_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """From the events of an exported profile: name, stream, begin and end of each kernel and copy,
-    and `launched`, when the host launched it (None where that is not known); ns, by begin.
+    """Reads from the events of an exported profile: name, stream, begin and end of each kernel and
+    copy, and `launched`, when the host launched it (None where that is not known); ns, by begin.
     """
     shift = _shift_ns(events)
     launches = {
@@ -80,7 +80,9 @@ def kernels_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _shift_ns(events: list[dict[str, Any]]) -> int:
-    """From the profiler's clock to ours: the mark that began soonest after its name was made."""
+    """Converts from the profiler's clock to ours: the mark that began soonest after its name was
+    made.
+    """
     marks = [
         int(event["name"].removeprefix(_MARK)) - round(event["ts"] * 1e3)
         for event in events

@@ -15,9 +15,9 @@ _QUERIES, _FIRST_RETURNING = 1, 2
 
 
 def passes_of(noted: list[tuple[PlanHandle, int, list[Span]]]) -> list[dict[str, Any]]:
-    """Of all attention of this process, by begin: plan (digest), pass, call, begin and end in ns,
-    steps in the plan's order (name, kind, begin, end, predicted begin and end from the start of the
-    pass) and waits (name, begin, end). A pass that did not end is left out.
+    """Lists all attention of this process, by begin: plan (digest), pass, call, begin and end in
+    ns, steps in the plan's order (name, kind, begin, end, predicted begin and end from the start of
+    the pass) and waits (name, begin, end). A pass that did not end is left out.
     """
     found = []
     for plan, rank, spans in noted:
@@ -66,7 +66,7 @@ def _pass(plan: PlanHandle, text: dict, rank: int, whole: Span, notes: list[Span
 
 
 def _name(text: dict, rank: int, step: list[int], is_backward: bool) -> str:
-    """What a step is, as the picture of a plan's steps has it."""
+    """Names what a step is, as the picture of a plan's steps has it."""
     kind, index = step[:2]
     all_heads = text["config"]["num_heads_kv"]
     if kind == 0:

@@ -31,7 +31,7 @@ void order_or_drop(std::int32_t device, const Order& order) noexcept {
 /// what took the rows on another stream.
 class DeviceTransfer final : public PendingRows {
  public:
-  /// On the current device.
+  /// Allocates on the current device.
   DeviceTransfer(std::shared_ptr<Stream> transport, std::int32_t device, cudaStream_t stream)
       : transport_(std::move(transport)), device_(device), start_(stream), last_(stream) {}
   ~DeviceTransfer() override {

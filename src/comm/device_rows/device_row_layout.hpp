@@ -33,7 +33,7 @@ std::vector<DeviceRows> wire_rows(std::span<const TensorView> tensors, std::uint
 /// The largest unit in bytes, 2 to 16, of which everything about the rows is a multiple.
 std::int64_t common_unit(std::span<const DeviceRows> first, std::span<const DeviceRows> second);
 
-/// From units of a byte to larger ones.
+/// Converts from units of a byte to larger ones.
 void use_units(DeviceRows& rows, std::size_t unit_bytes);
 
 }  // namespace magi::comm

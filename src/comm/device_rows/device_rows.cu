@@ -67,7 +67,7 @@ __global__ __launch_bounds__(kThreads) void copy_rows_kernel(const __grid_consta
   }
 }
 
-/// What both ways of combining read; units of `to` are elements (float4 where all suits it).
+/// The inputs of both ways of combining; units of `to` are elements (float4 where all suits it).
 struct RowSum {
   DeviceRows to[kMaxTensors] = {}, wire[kMaxTensors] = {};
   const SumTask* tasks = nullptr;
@@ -77,7 +77,7 @@ struct RowSum {
 /// The type that partials are summed in.
 template <typename Target>
 using SumOf = std::conditional_t<sizeof(Target) == 2, float, Target>;
-/// That of lse beside them.
+/// The row of lse beside them.
 template <typename Target>
 using LseOf = std::conditional_t<std::is_same_v<Target, float4>, float, SumOf<Target>>;
 

@@ -24,7 +24,7 @@ namespace magi::comm {
 /// Tells whether the process of a rank has ended; empty where ranks are threads.
 using HasEnded = std::function<bool(std::int32_t rank)>;
 
-/// How an engine is set up beyond the public options.
+/// The set-up of an engine beyond the public options.
 struct EngineOptions {
   CommOptions comm;
   /// A ring grows no further; larger transfers go through it in pieces.
@@ -100,7 +100,7 @@ class Engine {
   void check_peers(const Exchange& exchange);
   [[noreturn]] void time_out(const Exchange& exchange);
   std::int32_t blocking_peer(const Exchange& exchange) const;
-  /// Whom a rank waits for itself, and so on: the last one is to blame.
+  /// Follows the chain of waits from a rank; the rank at its end is the cause.
   std::string awaited_by(std::int32_t other) const;
 
   [[noreturn]] void fail(CommFailure kind, const std::string& text);

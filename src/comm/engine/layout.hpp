@@ -65,11 +65,12 @@ struct ChannelBlock {
   alignas(64) std::atomic<std::uint64_t> consumed;  ///< only the receiver stores
 };
 
-/// What a packet belongs to: the first numbers are those of ExchangeKind.
+/// The exchange that a packet belongs to: the first numbers are those of ExchangeKind.
 enum class CallKind : std::uint32_t { AllGather = 16, Close = 17 };
 constexpr CallKind call_kind(ExchangeKind kind) { return static_cast<CallKind>(kind); }
 
-/// At the start of every slot. `offset` counts payload bytes of this exchange before this packet.
+/// The header at the start of every slot. `offset` counts payload bytes of this exchange before
+/// this packet.
 struct alignas(64) PacketHeader {
   std::uint64_t sequence = 0;
   std::uint64_t plan_digest = 0;

@@ -21,7 +21,7 @@ std::string describe(const ExchangeTag& tag) {
   return "plan " + hex(tag.plan_digest) + ", stage " + std::to_string(tag.stage);
 }
 
-/// What one rank brings to an exchange.
+/// The part that one rank brings to an exchange.
 struct Offer {
   const std::byte* send = nullptr;
   std::vector<std::int64_t> send_bytes;

@@ -18,7 +18,7 @@ namespace {
 
 using Gathered = std::vector<std::vector<std::byte>>;
 
-/// What every rank tells the others first. Rank 0 owns the region.
+/// The first message of every rank to the others. Rank 0 owns the region.
 struct Hello {
   std::uint64_t magic = kRegionMagic;
   std::uint64_t nonce = 0;

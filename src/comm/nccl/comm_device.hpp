@@ -16,7 +16,7 @@ class StreamMark {
   virtual bool is_reached() const = 0;
 };
 
-/// What a transport asks of CUDA beside the calls of its own library.
+/// The calls that a transport makes to CUDA beside the calls of its own library.
 class CommDevice {
  public:
   virtual ~CommDevice() = default;

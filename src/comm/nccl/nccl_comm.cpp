@@ -39,7 +39,7 @@ void NcclComm::init(const NcclUniqueId& id, std::int32_t max_ctas, const Check& 
     const std::lock_guard lock(calls_);
     check_result(library_->comm_init_rank_config(&handle_, num_ranks_, id, rank_, &config), kCall);
   }
-  settle(kCall, check);
+  poll_until_done(kCall, check);
 }
 
 NcclResult NcclComm::enqueue(const ByteExchange& exchange, void* stream) const {
@@ -75,7 +75,7 @@ void NcclComm::exchange(const ByteExchange& exchange, void* stream, const Check&
     check_result(ended, "ncclGroupEnd");
   }
   // NOTE: only now is the work in the stream's order.
-  settle("ncclGroupEnd", check);
+  poll_until_done("ncclGroupEnd", check);
 }
 
 std::optional<CommError> NcclComm::async_error() const {
@@ -94,7 +94,7 @@ void NcclComm::finalize(const Check& check) {
     if (handle_ == nullptr) return;
     check_result(library_->comm_finalize(handle_), "ncclCommFinalize");
   }
-  settle("ncclCommFinalize", check);
+  poll_until_done("ncclCommFinalize", check);
   const std::lock_guard lock(calls_);
   // A communicator that has been finalized is destroyed by this rank alone.
   const NcclHandle handle = std::exchange(handle_, nullptr);
@@ -108,7 +108,7 @@ void NcclComm::abort() noexcept {
   if (handle != nullptr) static_cast<void>(library_->comm_abort(handle));
 }
 
-void NcclComm::settle(const char* call, const Check& check) {
+void NcclComm::poll_until_done(const char* call, const Check& check) {
   for (std::int64_t num_polls = 0;; ++num_polls) {
     check();  // first: it knows why a communicator has ended
     {

@@ -29,7 +29,7 @@ class NcclComm {
   void init(const NcclUniqueId& id, std::int32_t max_ctas, const Check& check);
   /// Enqueues the exchange on `stream`. Throws CommError.
   void exchange(const ByteExchange& exchange, void* stream, const Check& check);
-  /// What NCCL found out beside the calls.
+  /// The errors that NCCL found beside the calls.
   std::optional<CommError> async_error() const;
   /// Ends the communicator in order, when all that was enqueued is done. Throws CommError.
   void finalize(const Check& check);
@@ -38,7 +38,7 @@ class NcclComm {
 
  private:
   /// Waits until NCCL has done what was begun.
-  void settle(const char* call, const Check& check);
+  void poll_until_done(const char* call, const Check& check);
   void check_result(NcclResult result, const char* call) const;
   CommError error_of(NcclResult result, const char* call) const;
   NcclResult enqueue(const ByteExchange& exchange, void* stream) const;

@@ -20,10 +20,10 @@ using Clock = std::chrono::steady_clock;
 
 /// The end of a group that was not closed waits no longer for NCCL.
 constexpr std::chrono::milliseconds kEndTime{2000};
-/// Connecting the alarm line takes no longer; a rank that cannot goes on without.
+/// Connecting the failure channel takes no longer; a rank that cannot goes on without.
 constexpr std::chrono::seconds kAlarmTime{3};
 
-/// What ranks tell each other first.
+/// The first message of ranks to each other.
 struct Hello {
   std::int32_t rank = 0;
   std::int32_t num_ranks = 0;
@@ -32,10 +32,10 @@ struct Hello {
   std::array<char, 48> boot{}, network{}, device{};
 };
 
-/// What rank 0 gives to the others.
+/// The message of rank 0 to the others.
 struct Welcome {
   NcclUniqueId id;
-  AlarmLine::Invitation alarms;
+  FailureChannel::Invitation alarms;
 };
 
 void put(std::array<char, 48>& place, const std::string& text) {
@@ -51,7 +51,7 @@ class GroupStart {
         make_device_(make_device),
         bootstrap_(bootstrap),
         options_(options),
-        alarms_(std::make_unique<AlarmLine>(rank, num_ranks)) {}
+        alarms_(std::make_unique<FailureChannel>(rank, num_ranks)) {}
 
   void meet() {
     const auto hellos = start_together(bootstrap_, num_ranks_, [&] { return own_hello(); });
@@ -68,7 +68,7 @@ class GroupStart {
   std::shared_ptr<const CommDevice> device() const { return device_; }
   std::shared_ptr<const NcclLibrary> library() const { return library_; }
   const NcclUniqueId& id() const { return welcome_.id; }
-  std::unique_ptr<AlarmLine> take_alarms() { return std::move(alarms_); }
+  std::unique_ptr<FailureChannel> take_alarms() { return std::move(alarms_); }
 
  private:
   Bytes own_hello() {
@@ -162,7 +162,7 @@ class GroupStart {
   const MakeCommDevice& make_device_;
   const Bootstrap& bootstrap_;
   const NcclOptions& options_;
-  std::unique_ptr<AlarmLine> alarms_;
+  std::unique_ptr<FailureChannel> alarms_;
   std::shared_ptr<const CommDevice> device_;
   std::shared_ptr<const NcclLibrary> library_;
   std::vector<Hello> hellos_;  ///< [num_ranks]

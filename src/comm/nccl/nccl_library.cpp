@@ -26,7 +26,7 @@ void* open_library(const std::string& path) {
          " where the loader finds it, or its path");
 }
 
-/// Where the library lies, for messages.
+/// The path of the library, for messages.
 std::string path_of(void* function) {
   Dl_info info{};
   return dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : kSoname;

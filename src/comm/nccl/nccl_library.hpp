@@ -59,7 +59,7 @@ class NcclLibrary {
   explicit NcclLibrary(const std::string& path);
 
   std::int32_t version() const { return version_; }
-  /// Where the library lies.
+  /// The path of the library.
   const std::string& path() const { return path_; }
 
   /// NCCL's functions without their prefix; their arguments are NCCL's. Streams are cudaStream_t.

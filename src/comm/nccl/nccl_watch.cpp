@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How often exchanges and NCCL are looked at.
+/// The interval at which exchanges and NCCL are looked at.
 constexpr std::chrono::milliseconds kTick{50};
 /// A rank that ended in order may have sent all that this one waits for: its exchanges get so long
 /// to end by themselves.
@@ -37,7 +37,7 @@ std::string describe(const NcclFlight& flight) {
 }
 
 NcclWatch::NcclWatch(std::shared_ptr<NcclComm> comm, std::shared_ptr<const CommDevice> device,
-                     std::unique_ptr<AlarmLine> alarms, std::int32_t rank,
+                     std::unique_ptr<FailureChannel> alarms, std::int32_t rank,
                      std::chrono::milliseconds deadline)
     : comm_(std::move(comm)),
       device_(std::move(device)),

@@ -13,7 +13,7 @@
 
 #include "comm/nccl/comm_device.hpp"
 #include "comm/nccl/nccl_comm.hpp"
-#include "comm/net/alarm_line.hpp"
+#include "comm/net/failure_channel.hpp"
 
 namespace magi::comm {
 
@@ -35,7 +35,7 @@ std::string describe(const NcclFlight& flight);
 class NcclWatch {
  public:
   NcclWatch(std::shared_ptr<NcclComm> comm, std::shared_ptr<const CommDevice> device,
-            std::unique_ptr<AlarmLine> alarms, std::int32_t rank,
+            std::unique_ptr<FailureChannel> alarms, std::int32_t rank,
             std::chrono::milliseconds deadline);
   /// Stops, and aborts the communicator where the group has failed.
   ~NcclWatch();
@@ -70,7 +70,7 @@ class NcclWatch {
 
   std::shared_ptr<NcclComm> comm_;
   std::shared_ptr<const CommDevice> device_;
-  std::unique_ptr<AlarmLine> alarms_;
+  std::unique_ptr<FailureChannel> alarms_;
   const std::int32_t rank_;
   const std::chrono::milliseconds deadline_;
   const CommError without_memory_;  ///< stands for one that there is no memory for

@@ -27,8 +27,8 @@ inline void log_abort(std::int32_t rank, std::string_view reason) noexcept {
       [&] { return "rank " + std::to_string(rank) + " aborts its group: " + std::string(reason); });
 }
 
-/// What a thread that watches the rank's group has found. The rank's next call throws it, which may
-/// come late or never, so it is an error here; but processes that end are info, as those of a
+/// The findings of a thread that watches the rank's group. The rank's next call throws it, which
+/// may come late or never, so it is an error here; but processes that end are info, as those of a
 /// program that is done do so at different times.
 inline void log_found_failure(std::int32_t rank, const CommError& error) noexcept {
   const bool is_end = error.failure() == CommFailure::PeerDied;

@@ -10,7 +10,7 @@
 
 namespace magi::comm {
 
-/// Where ranks find each other: rank 0 listens there, the others connect.
+/// The place where ranks find each other: rank 0 listens there, the others connect.
 class MeetingPlace {
  public:
   struct Arrival {
@@ -25,7 +25,7 @@ class MeetingPlace {
   virtual std::optional<Arrival> accept(const StreamSocket& listener) = 0;
   /// Nothing when no one listens there (yet).
   virtual std::optional<StreamSocket> connect(Deadline deadline) = 0;
-  /// What connect() met instead of the host, for messages; empty: nothing.
+  /// The thing that connect() met instead of the host, for messages; empty: nothing.
   virtual std::string obstacle() const { return {}; }
 };
 

@@ -31,7 +31,7 @@ class StreamSocket {
   bool wait_readable(Deadline deadline) const;
   /// True when a connection has been made, or refused, before the deadline.
   bool wait_writable(Deadline deadline) const;
-  /// Of a socket that listens: who came; nothing where no one did.
+  /// Accepts a connection of a listening socket; nothing if none came.
   std::optional<StreamSocket> accept() const;
 
  private:

@@ -23,12 +23,12 @@ constexpr std::uint64_t kGreetingMagic = 0x6d61676968656c6f;  // "magihelo"
 /// Rank 0 takes the first free port of so many: the first may be held by another service of the
 /// same launch, as torchrun's store.
 constexpr std::int32_t kNumPorts = 8;
-/// Who does not greet within this time is no rank 0.
+/// The time within which rank 0 greets.
 constexpr std::chrono::milliseconds kGreetingTime{500};
 constexpr std::size_t kMaxNameBytes = 80;
 
-/// What rank 0 says to whoever connects. It speaks first, so that a service that is found at one of
-/// the ports by mistake is told nothing.
+/// The greeting of rank 0 to whoever connects. It speaks first, so that a service that is found at
+/// one of the ports by mistake is told nothing.
 struct Greeting {
   std::uint64_t magic = kGreetingMagic;
   std::uint64_t group = 0;

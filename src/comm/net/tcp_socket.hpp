@@ -31,7 +31,7 @@ std::int32_t port_of(const StreamSocket& listener);
 /// Nothing when no one listens there or answers before the deadline.
 std::optional<StreamSocket> connect_tcp(const TcpAddress& address, std::int32_t port,
                                         Deadline deadline);
-/// Of a socket that listens: who came; nothing where no one did.
+/// Accepts a connection of a listening socket; nothing if none came.
 std::optional<StreamSocket> accept_tcp(const StreamSocket& listener);
 /// The other end, as "10.0.0.1 port 4711".
 std::string tcp_peer(const StreamSocket& socket);

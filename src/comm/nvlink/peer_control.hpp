@@ -44,7 +44,7 @@ struct PeerControl {
   std::uint64_t arrived[kMaxMoves][kMaxSections][kMaxPeers];
 };
 
-/// What a rank keeps in its device memory for itself.
+/// The words that a rank keeps in its device memory for itself.
 struct PassState {
   std::uint64_t pass;
   std::uint64_t last_use[kMaxAreas];   ///< pass that used an area last
@@ -57,7 +57,7 @@ struct PassState {
   unsigned is_noted;      ///< not 0: a wait has taken it for where it was stopped
 };
 
-/// What a wait on the device was for, when it ended without success.
+/// The subject of a wait on the device, when it ended without success.
 enum class PeerWait : std::int32_t { None, Credit, Rows, OtherPlan, Left };
 
 /// The first failure of a rank's waits, in host memory that the device sees.

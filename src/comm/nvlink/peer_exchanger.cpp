@@ -42,7 +42,7 @@ struct PeerTables {
   PeerPlaces places;
   DeviceTasks to_rows;
   mutable std::optional<DeviceTasks> to_wire, to_owners;
-  mutable bool has_sections = false;  ///< casts bring the heads in those of arrival_sections
+  mutable bool has_sections = false;  ///< casts bring the heads in those of arrival_chunks
 };
 
 namespace {
@@ -62,7 +62,7 @@ cudaStream_t queue_of(void* stream) { return static_cast<cudaStream_t>(stream); 
 
 class PeerMove;
 
-/// What the moves of one exchanger share; they may outlive it.
+/// The state that the moves of one exchanger share; they may outlive it.
 struct PeerState {
   std::shared_ptr<PeerLink> link;
   std::shared_ptr<RowMemory> memory;
@@ -81,7 +81,7 @@ std::shared_ptr<const PeerTables> make_tables(PeerPlaces places) {
   return tables;
 }
 
-/// What a reduce, or a cast to other memory than the window's, reads besides.
+/// The further inputs of a reduce, or of a cast to other memory than the window's.
 std::span<const PushTask> tasks_on_wire(const PeerTables& tables, bool is_reducing) {
   std::optional<DeviceTasks>& tasks = is_reducing ? tables.to_owners : tables.to_wire;
   if (!tasks) tasks.emplace(is_reducing ? owner_tasks(tables.places) : wire_tasks(tables.places));
@@ -121,7 +121,7 @@ std::shared_ptr<const PeerTables> peer_tables(PeerLink& link, const RowTable& ta
 }
 
 /// Sections in which the rows of a table come, of so many heads.
-std::int32_t arrival_sections(const PeerPlaces& places, std::int64_t num_heads) {
+std::int32_t arrival_chunks(const PeerPlaces& places, std::int64_t num_heads) {
   const bool is_long = places.most_remote >= kLongRows;
   return static_cast<std::int32_t>(
       std::gcd(num_heads, std::int64_t{is_long ? kMaxSections : kFewSections}));
@@ -192,7 +192,7 @@ class PeerMove final : public PendingKeys {
     arrival_.results_bytes = size_bytes;
   }
   void guard_places(const AddressTable& places) override { arrival_.addresses = places; }
-  ArrivalWords arrival_words() const override { return link_.arrival_words(arrival_.move); }
+  ArrivalFlags arrival_flags() const override { return link_.arrival_flags(arrival_.move); }
   bool is_awaited_by_push() const override { return is_short_; }
 
  private:
@@ -372,7 +372,7 @@ void PeerMove::set_push(const RowMove& move, std::span<const PushTask> tasks, st
            .num_own = num_own,
            .num_tensors = static_cast<std::int32_t>(to.size()),
            .num_sections = arrival_.num_sections =
-               has_sections ? arrival_sections(tables_->places, move.from[0].shape[1]) : 1,
+               has_sections ? arrival_chunks(tables_->places, move.from[0].shape[1]) : 1,
            .move = arrival_.move = link_.next_move(),
            .is_beside = is_deferred_ && !is_short_};
   std::ranges::copy(tensor_rows(move.from), push_.from);
@@ -521,7 +521,7 @@ class LinkExchanger final : public PeerExchanger {
   ArrivalShape arrival_shape(const RowTable& table, std::int32_t num_heads) const override {
     const PeerPlaces& places = peer_tables(*state_->link, table, {})->places;
     return {.num_sources = kMaxPeers,
-            .num_sections = arrival_sections(places, num_heads),
+            .num_sections = arrival_chunks(places, num_heads),
             .early_source = state_->link->rank()};
   }
   std::vector<NeededPart> needed_parts(const RowTable& table) const override {

@@ -43,7 +43,7 @@ struct NeededPart {
 };
 
 /// Device memory that tells which rows of a move have come.
-struct ArrivalWords {
+struct ArrivalFlags {
   const std::uint64_t* flags = nullptr;     ///< [sections, num_sources]
   const std::uint64_t* expected = nullptr;  ///< rows have come when their flag is *expected or more
 };
@@ -62,7 +62,7 @@ class PendingKeys : public PendingRows {
   /// Whether the push also waits for the keys that come, as there are few of them.
   virtual bool is_awaited_by_push() const = 0;
   /// The words in which kernels see what has come.
-  virtual ArrivalWords arrival_words() const = 0;
+  virtual ArrivalFlags arrival_flags() const = 0;
   /// Names memory without gaps of floating-point results that become NaN if the keys do not come.
   virtual void guard_results(std::byte* results, std::int64_t size_bytes) = 0;
   /// Names the places at peers where a kernel after the wait stores rows (place_partials). If the

@@ -18,7 +18,7 @@ constexpr int kLoadsAhead = 4;
 constexpr int kLinesPerPiece = 2 * kLoadsAhead;
 constexpr int kUnitsPerPiece = 32 * 2 * kLoadsAhead;  ///< of a task that one warp copies at a time
 
-/// What a rank writes down of a pass, before its peers are told. By one thread.
+/// Writes down a rank's pass, before its peers are told. Called by one thread.
 __device__ void note_pass(PassState& state, const PassBegin& begin, std::uint64_t pass) {
   state.last_use[begin.area] = pass;
   state.digest[pass % kKeptDigests] = begin.digest;
@@ -74,8 +74,9 @@ struct BegunPass {
   std::uint64_t pass, last_use;
 };
 
-/// By one thread of each block. All blocks read what was before any of them changes it, as the last
-/// one to come does: that is how each knows the pass's number without a word from the others.
+/// Called by one thread of each block. All blocks read what was before any of them changes it, as
+/// the last one to come does: that is how each knows the pass's number without a word from the
+/// others.
 __device__ BegunPass begin_in_push(const PeerView& view, const PassBegin& begin) {
   PassState& state = *view.state;
   // Not through the first cache: a kernel beside this one reads the number on the same
@@ -102,7 +103,7 @@ struct Section {
   int index, count;
 };
 
-/// By one thread. Returns the units of a row.
+/// Returns the units of a row. Called by one thread.
 __device__ __forceinline__ int find_section(const RowPush& push, Section section,
                                             SectionUnits& units) {
   int per_row = 0;
@@ -299,8 +300,8 @@ struct PushParams {
   RowArrival arrival;  ///< of one that awaits what the peers push
 };
 
-/// By the first block, behind its part of the push: all blocks of the push have begun, so that
-/// nobody waits for this one but who waits for the kernel.
+/// Called by the first block, after its part of the push: all blocks of the push have begun, so
+/// that nobody waits for this one but who waits for the kernel.
 __device__ __forceinline__ void await_in_push(const PushParams& params, std::uint64_t pass) {
   if (!params.push.is_awaiting || blockIdx.x != 0 || threadIdx.x >= 32) return;
   await_arrival(params.view, params.arrival, pass);

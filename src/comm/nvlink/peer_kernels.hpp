@@ -31,14 +31,16 @@ struct RowPush {
   bool is_awaiting = false;       ///< set by the launch
 };
 
-/// What is awaited.
+/// The rows that are awaited.
 struct RowArrival {
   std::int32_t move = 0;
   std::int32_t num_sections = 1;
   std::uint64_t sources = 0;  ///< bit p: rank p pushes rows to this one
-  /// What this rank sends in the move was written by kernels before: all ranks are told first.
+  /// If true, this rank's rows of the move were written by kernels before: all ranks are told
+  /// first.
   bool is_telling = false;
-  /// Where they land. A wait that fails leaves NaN there, so that no result is wrong in silence.
+  /// The place where they land. A wait that fails leaves NaN there, so that no result is wrong in
+  /// silence.
   std::byte* data = nullptr;
   std::int64_t size_bytes = 0;
   /// Results that may have been made of rows of another plan by then; likewise.

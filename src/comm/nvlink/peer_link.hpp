@@ -47,7 +47,8 @@ class PeerLink {
   /// Throws InvalidArgument where the stream is being captured and the window would have to grow.
   void check_pass(const PassStart& start, cudaStream_t stream) const;
   void end_pass(cudaStream_t stream) noexcept;
-  /// What the first work of a pass is to begin it with, once: nothing is enqueued for that before.
+  /// The arguments with which the first work of a pass begins it, once: nothing is enqueued for
+  /// that before.
   std::optional<PassBegin> take_begin() { return std::exchange(unbegun_, std::nullopt); }
   bool is_in_pass() const { return is_in_pass_; }
   /// Whether ranks of this process are on the same GPU, and may share one of its queues.
@@ -65,8 +66,8 @@ class PeerLink {
   /// The number of the next move of the pass.
   std::int32_t next_move();
 
-  /// See ArrivalWords, of a move of the pass.
-  ArrivalWords arrival_words(std::int32_t move) const {
+  /// See ArrivalFlags, of a move of the pass.
+  ArrivalFlags arrival_flags(std::int32_t move) const {
     return {.flags = view_.control[rank()]->arrived[move][0], .expected = &view_.state->pass};
   }
 
@@ -86,7 +87,7 @@ class PeerLink {
   void grow(std::int64_t area_bytes);
   void watch();
   std::string failure_text(const PeerMailbox& box) const;
-  /// Where this rank was when the host learned of a failure.
+  /// The place where this rank was when the host learned of a failure.
   std::string place_text(const PeerMailbox& box) const;
   /// Warns that watch() cannot do its work.
   void log_blind() const noexcept;

@@ -168,7 +168,7 @@ void add_own_runs(PeerPlaces& places, RowPair rows, std::int32_t rank) {
   }
 }
 
-/// What all ranks lay out their memory by.
+/// The sizes by which all ranks lay out their memory.
 void find_most(std::span<const RowExchange> all, PeerPlaces& places) {
   const auto num_ranks = static_cast<std::int32_t>(all.size());
   for (std::int32_t other = 0; other < num_ranks; ++other) {

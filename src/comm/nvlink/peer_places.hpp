@@ -39,7 +39,7 @@ struct PeerPlaces {
   /// owned row, and a run of them is shared as a whole or not at all.
   std::vector<PushTask> needed_runs;
   std::vector<RowRun> shared;  ///< own rows that other ranks need, ascending and disjoint
-  /// By rank: where this rank's rows begin on the wire of one that needs them.
+  /// The places, by rank, where this rank's rows begin on the wire of one that needs them.
   std::vector<std::int32_t> wire_begin;
   std::uint64_t cast_sources = 0;  ///< bit p: rank p sends rows to this one in a cast; own rows too
   std::uint64_t reduce_sources = 0;  ///< bit p: rank p sends partials to this one
@@ -55,8 +55,8 @@ struct PeerPlaces {
 /// what one sends the other.
 PeerPlaces peer_places(std::span<const RowExchange> all, std::int32_t rank);
 
-/// What moves need that do not bring rows to their final place, in the order of PeerPlaces: owned
-/// rows, without own ones -> wire rows of who needs them.
+/// The tables of moves that do not bring rows to their final place, in the order of PeerPlaces:
+/// owned rows, without own ones -> wire rows of who needs them.
 std::vector<PushTask> wire_tasks(const PeerPlaces& places);
 /// Needed rows, without own ones -> wire rows of their owners.
 std::vector<PushTask> owner_tasks(const PeerPlaces& places);

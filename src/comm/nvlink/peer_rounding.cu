@@ -7,8 +7,8 @@
 namespace magi::comm {
 namespace {
 
-/// That may wait for peers, an eighth of a multiprocessor each: the others are enough for whatever
-/// else the peers may be waiting for.
+/// The blocks that may wait for peers, an eighth of a multiprocessor each: the others are enough
+/// for whatever else the peers may be waiting for.
 constexpr unsigned kMostWaitingRowBlocks = 32;
 
 struct ArrivingSum {

@@ -11,7 +11,7 @@ namespace magi::comm {
 
 static_assert(kMaxPeers <= 32, "a lane for each peer");
 
-/// What a wait is for, for the mailbox.
+/// The subject of a wait, for the mailbox.
 struct WaitSubject {
   PeerWait what;
   std::int32_t peer;
@@ -39,7 +39,7 @@ __device__ inline void report(const PeerView& view, const WaitSubject& subject, 
   ptx::store_system(&box.is_closed, 1);
 }
 
-/// Where a wait stands that the host ends goes there too.
+/// Stores there, too, where a wait stands that the host ends.
 __device__ inline void note_stop(const PeerView& view, const WaitSubject& subject) {
   PeerMailbox& box = *view.mailbox;
   if (atomicExch(&view.state->is_noted, 1U) != 0) return;
@@ -63,7 +63,7 @@ __device__ inline bool is_same_call(const PeerView& view, std::int32_t peer, std
          ptx::load_acquire_system(&own.begun[peer]) >= pass + kKeptDigests - 1;
 }
 
-/// From now on this rank writes nothing into the memory of peers: they may still read what lies
+/// Stops all writes of this rank into the memory of peers: they may still read what lies
 /// there. Returns false.
 __device__ inline bool end_group(const PeerView& view) {
   view.state->is_failed = 1;
@@ -104,8 +104,8 @@ __device__ inline bool compare_call(const PeerView& view, const WaitSubject& sub
   return end_group(view);
 }
 
-/// By one warp, a lane for each peer: whether what is awaited has come, and all peers that are
-/// known to be in the pass began it for the same call.
+/// Asks, by one warp with a lane for each peer, whether what is awaited has come, and all peers
+/// that are known to be in the pass began it for the same call.
 __device__ inline bool has_arrived(const PeerView& view, const RowArrival& arrival,
                                    std::uint64_t pass) {
   const auto peer = static_cast<std::int32_t>(threadIdx.x % 32);
@@ -123,7 +123,7 @@ __device__ inline bool has_arrived(const PeerView& view, const RowArrival& arriv
   return __all_sync(~0U, is_whole);
 }
 
-/// By one warp: tells all other ranks that the move's rows, which kernels before have written, are
+/// Tells, by one warp, all other ranks that the move's rows, which kernels before have written, are
 /// there.
 __device__ inline void tell_written(const PeerView& view, const RowArrival& arrival,
                                     std::uint64_t pass) {
@@ -133,15 +133,15 @@ __device__ inline void tell_written(const PeerView& view, const RowArrival& arri
   ptx::store_system(&view.control[peer]->arrived[arrival.move][0][view.rank], pass);
 }
 
-/// By one warp.
+/// Called by one warp.
 __device__ inline void fill_with_nan(std::byte* data, std::int64_t size_bytes) {
   constexpr std::uint16_t kNotANumber = 0xffff;  // in every floating-point type
   auto* halves = reinterpret_cast<std::uint16_t*>(data);
   for (std::int64_t i = threadIdx.x; i < size_bytes / 2; i += 32) halves[i] = kNotANumber;
 }
 
-/// By one warp: addresses of a peer's area become those of the same place in the own one.
-__device__ inline void bring_home(const PeerView& view, const RowArrival& arrival) {
+/// Turns, by one warp, addresses of a peer's area into those of the same place in the own one.
+__device__ inline void redirect_to_local(const PeerView& view, const RowArrival& arrival) {
   const AddressTable& table = arrival.addresses;
   for (std::int32_t i = threadIdx.x; i < 2 * table.num_records; i += 32) {
     auto* address = reinterpret_cast<std::uint64_t*>(
@@ -156,13 +156,13 @@ __device__ inline void bring_home(const PeerView& view, const RowArrival& arriva
   }
 }
 
-/// By one warp: waits, and after a failure leaves what RowArrival says.
+/// Waits by one warp, and after a failure leaves what RowArrival says.
 __device__ inline void await_arrival(const PeerView& view, const RowArrival& arrival,
                                      std::uint64_t pass) {
   if (has_arrived(view, arrival, pass)) return;
   fill_with_nan(arrival.data, arrival.size_bytes);
   fill_with_nan(arrival.results, arrival.results_bytes);
-  bring_home(view, arrival);
+  redirect_to_local(view, arrival);
 }
 
 }  // namespace magi::comm

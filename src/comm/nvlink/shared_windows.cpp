@@ -52,7 +52,8 @@ bool is_one_process(const RankCard& a, const RankCard& b) {
          a.process_space == b.process_space;
 }
 
-/// What a rank publishes of its block: an address for ranks of its process, a socket for others.
+/// The description of its block that a rank publishes: an address for ranks of its process, a
+/// socket for others.
 struct BlockOffer {
   const std::shared_ptr<MappedMemory>* block = nullptr;
   std::uint64_t size_bytes = 0;
@@ -66,7 +67,7 @@ class DescriptorSwap {
                  std::chrono::milliseconds limit)
       : rank_(rank), cards_(cards), end_(std::chrono::steady_clock::now() + limit) {}
 
-  /// Where others may connect; done before the offer is told.
+  /// Listens where others may connect; done before the offer is told.
   std::uint64_t listen() {
     std::uint64_t number = 0;
     fill_random(std::as_writable_bytes(std::span(&number, 1)));
@@ -153,7 +154,7 @@ class DescriptorSwap {
   std::optional<LocalSocket> listener_;
 };
 
-/// What is thrown by body(), in words; empty where it ends well.
+/// Returns what body() throws, in words; empty where it ends well.
 template <typename Body>
 std::string trouble_of(const Body& body) {
   try {

@@ -15,7 +15,7 @@
 // Device memory of every rank of one host in the address space of every other.
 namespace magi::comm {
 
-/// What ranks tell each other to find out whether they can share memory.
+/// The words of ranks to each other to find out whether they can share memory.
 struct RankCard {
   std::array<char, 40> boot_id{};       ///< of the running kernel: the same on one host alone
   std::array<unsigned char, 16> gpu{};  ///< the driver's unique number

@@ -17,7 +17,7 @@ struct Field {
 };
 
 constexpr std::int32_t kNumberBits = 25;
-/// From the lowest bits on.
+/// Packs from the lowest bits on.
 using Fields = std::array<Field, 9>;
 constexpr Fields kFields{Field{"softmax_scale", kNumberBits},
                          Field{"softcap", kNumberBits},
@@ -28,7 +28,7 @@ constexpr Fields kFields{Field{"softmax_scale", kNumberBits},
                          Field{"is_fast_backward", 1},
                          Field{"are_partials_rounded", 1},
                          Field{"forward or backward", 1}};
-/// Of calls without attention, which have a type of q that there is not.
+/// Marks calls without attention, which have a type of q that there is not.
 constexpr std::uint64_t kNoType = 7;
 constexpr Fields kRowFields{Field{"shift", kNumberBits},
                             Field{"shape of the sequence", kNumberBits},

@@ -8,7 +8,7 @@
 
 namespace magi::comm {
 
-/// What all ranks give an attention call besides the plan.
+/// The options that all ranks give an attention call besides the plan.
 struct CallOptions {
   bool is_backward = false;
   DType type = DType::Float32;  ///< of q
@@ -24,7 +24,7 @@ struct CallOptions {
 
 enum class RowFunction : std::int32_t { Undispatch = 1, SumOfRows = 2, Roll = 3 };
 
-/// What all ranks give a call that moves rows of a placement without attention.
+/// The options that all ranks give a call that moves rows of a placement without attention.
 struct RowOptions {
   RowFunction function = RowFunction::Undispatch;
   std::int32_t num_rows = 0;    ///< of the sequence

@@ -11,7 +11,7 @@ namespace {
 
 class HopRows;
 
-/// What the moves of one exchanger share; they may outlive it.
+/// The state that the moves of one exchanger share; they may outlive it.
 struct HopState {
   HopState(Communicator& communicator, std::unique_ptr<RowExchanger> given)
       : group(communicator), straight(std::move(given)) {}

@@ -14,7 +14,7 @@ namespace {
 
 class PackedRows;
 
-/// What the moves of one exchanger share; they may outlive it.
+/// The state that the moves of one exchanger share; they may outlive it.
 struct MoveState {
   std::shared_ptr<RowMemory> memory;
   std::deque<PackedRows*> reduces;  ///< in start order, those that are not applied yet

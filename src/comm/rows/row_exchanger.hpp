@@ -26,7 +26,7 @@ struct DeviceTables;
 struct NodeTables;
 struct PeerTables;
 
-/// How long a table's copy in device memory lives.
+/// The lifetime of a table's copy in device memory lives.
 enum class TableLife {
   Kept,     ///< as long as the table: made at the first move, which blocks
   OneMove,  ///< in the order of the one stream that the table's one move is started on
@@ -42,7 +42,7 @@ struct RowTable {
   RowExchange rows;
   WireOrder owned, needed;
   std::vector<RowTask> own;  ///< rows that stay: local_row is owned, wire_row the needed row
-  /// What a reduce adds to owned rows. Made when it is first asked for: a cast never does.
+  /// The rows that a reduce adds to owned rows. Made when it is first asked for: a cast never does.
   const SumTable& sums() const;
 
   /// The way of the same rows by node; null: none. Exchangers to which all ranks are equally near
@@ -51,8 +51,8 @@ struct RowTable {
 
   TableLife life = TableLife::Kept;
 
-  /// Of a reduce: partial rows on the wire of the rank that takes most, own ones that are no part
-  /// of a sum yet among them. None: as many as the rows of a cast the other way.
+  /// The most partial rows of a reduce on the wire of the rank that takes most, own ones that are
+  /// no part of a sum yet among them. None: as many as the rows of a cast the other way.
   std::optional<std::int64_t> most_partials;
 
   /// The copies by device, made by exchangers.
@@ -94,7 +94,7 @@ class PendingRows {
   /// merge first applies those started before it, which are then there on its stream. A second call
   /// does nothing.
   virtual void await(void* stream) = 0;
-  /// For a sum that is the last of its tensors: all rows of `to`, with what is added to them, go
+  /// Rounds a sum that is the last of its tensors: all rows of `to`, with what is added to them, go
   /// into `targets` and are rounded once, and `to` keeps what it holds. Called before the move is
   /// awaited. Where `to` has only the rows that something is added to, one behind the other, the
   /// other rows of `targets` are left as they are. False where the exchanger does not do this.
@@ -107,7 +107,7 @@ struct MoveUse {
   bool is_in_place = true;  ///< a cast's rows go to memory from PeerExchanger::place, if there is
 };
 
-/// What an exchanger is for.
+/// The purpose of an exchanger.
 struct ExchangerUse {
   bool has_ways_by_node = false;  ///< some tables have RowTable::by_node
   bool has_passes = false;        ///< its moves are those of passes, with tables of plans

@@ -23,7 +23,7 @@ inline DType wire_type(std::uint64_t wire_types, std::size_t tensor_idx) {
 /// "float32, float32" for a person; what are no such types, as of bytes of a caller's, in hex.
 std::string wire_types_text(std::uint64_t wire_types);
 
-/// How the rows of one tensor lie in memory: a row is runs of contiguous elements.
+/// The layout of the rows of one tensor in memory: a row is runs of contiguous elements.
 struct TensorRows {
   std::byte* data = nullptr;
   DType dtype = DType::Float32;

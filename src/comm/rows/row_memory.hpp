@@ -43,7 +43,7 @@ struct Partials {
   std::uint64_t wire_types = 0;
   std::byte* wire = nullptr;
   RowTasks tasks;
-  /// Where given, all rows of the sums go there, and `to` keeps its own. `to` may have the rows
+  /// If given, all rows of the sums go there, and `to` keeps its own. `to` may have the rows
   /// alone that something is added to, one behind the other: the others are not touched then.
   std::span<const TensorView> rounded = {};
 };

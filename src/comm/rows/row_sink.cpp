@@ -10,7 +10,7 @@
 namespace magi::comm {
 namespace {
 
-/// What both reductions share: accumulators per output, over the rows touched.
+/// The state that both reductions share: accumulators per output, over the rows touched.
 class ReduceSink : public RowSink {
  public:
   ReduceSink(std::span<const TensorView> outputs, std::span<const SumTask> sums) : touched_(sums) {

@@ -11,9 +11,9 @@ namespace magi::ptx {
 
 using Mbarrier = std::uint64_t;
 
-/// How often a warp arrives at a barrier when all its lanes are done with what it guards. racecheck
-/// follows a barrier only from the threads that arrive at it themselves: in builds for it every
-/// lane arrives, in others one lane for all.
+/// The number of times that a warp arrives at a barrier when all its lanes are done with what it
+/// guards. racecheck follows a barrier only from the threads that arrive at it themselves: in
+/// builds for it every lane arrives, in others one lane for all.
 #ifdef MAGI_RACECHECK
 inline constexpr int kArrivalsPerWarp = 32;
 #else

@@ -60,7 +60,7 @@ __device__ __forceinline__ void mbarrier_wait_peer(
       is_over, {"barrier phase", &barrier, parity}, [&] { return barrier; }, where);
 }
 
-/// Where the condition holds, without a branch: announces `bytes` at `barrier` with an arrival, and
+/// If the condition holds, without a branch: announces `bytes` at `barrier` with an arrival, and
 /// copies as many from `source` to `target` of another CTA, whose barrier at `target_barrier` they
 /// complete.
 __device__ __forceinline__ void exchange_bytes_if(bool condition, Mbarrier& barrier,

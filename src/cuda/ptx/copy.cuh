@@ -54,7 +54,7 @@ __device__ __forceinline__ void load_box(void* destination, const CUtensorMap& m
       : "memory");
 }
 
-/// As above, cached as usual.
+/// Does the above, cached as usual.
 __device__ __forceinline__ void load_box(void* destination, const CUtensorMap& map, BoxOrigin box,
                                          Mbarrier& barrier) {
   asm volatile(

@@ -12,7 +12,8 @@
 // waits.
 namespace magi::ptx {
 
-/// What a wait is for: the kind and address of the thing polled, and the value that ends the wait.
+/// The subject of a wait: the kind and address of the thing polled, and the value that ends the
+/// wait.
 struct WaitTarget {
   const char* kind;
   const void* address;

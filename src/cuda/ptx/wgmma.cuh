@@ -46,7 +46,7 @@ __device__ __forceinline__ void pin(std::uint32_t (&values)[kCount]) {
 
 /// Ends the life of values that the next product overwrites: their registers are free until then.
 template <int kCount>
-__device__ __forceinline__ void forget(float (&values)[kCount]) {
+__device__ __forceinline__ void undefine(float (&values)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(values[i]));
 }

@@ -10,12 +10,12 @@
 namespace magi {
 namespace {
 
-[[noreturn]] void refuse_coming(const AttentionBackend& backend) {
-  throw invalid("backend", backend.name(), "backends that take coming keys");
+[[noreturn]] void refuse_in_flight(const AttentionBackend& backend) {
+  throw invalid("backend", backend.name(), "backends that take in-flight keys");
 }
 
 [[noreturn]] void refuse_arrivals() {
-  throw invalid("arrivals", "given", "none where nothing was prepared for coming keys");
+  throw invalid("arrivals", "given", "none where nothing was prepared for in-flight keys");
 }
 
 void check_part_gradient(const std::string& name, const PartGradients& gradient, DType type) {
@@ -41,29 +41,27 @@ void check_part_gradient(const std::string& name, const PartGradients& gradient,
 
 }  // namespace
 
-std::shared_ptr<const PreparedForward> AttentionBackend::prepare_coming_forward(
+std::shared_ptr<const PreparedForward> AttentionBackend::prepare_in_flight_forward(
     const ForwardArgs& /*args*/, const ForwardTuning& /*tuning*/,
-    const ComingKeys& /*coming*/) const {
-  refuse_coming(*this);
+    const InFlightKeys& /*coming*/) const {
+  refuse_in_flight(*this);
 }
 
-std::shared_ptr<const PreparedBackward> AttentionBackend::prepare_coming_backward(
+std::shared_ptr<const PreparedBackward> AttentionBackend::prepare_in_flight_backward(
     const BackwardArgs& /*args*/, const BackwardTuning& /*tuning*/,
-    const ComingKeys& /*coming*/) const {
-  refuse_coming(*this);
+    const InFlightKeys& /*coming*/) const {
+  refuse_in_flight(*this);
 }
 
-std::unique_ptr<ComingForward> PreparedForward::begin_coming(const ForwardArgs& /*args*/,
-                                                             const DeviceWorkspace& /*workspace*/,
-                                                             const KeyArrivals& /*arrivals*/,
-                                                             void* /*stream*/) const {
+std::unique_ptr<InFlightForward> PreparedForward::begin_in_flight(
+    const ForwardArgs& /*args*/, const DeviceWorkspace& /*workspace*/,
+    const KeyArrivals& /*arrivals*/, void* /*stream*/) const {
   refuse_arrivals();
 }
 
-std::unique_ptr<ComingBackward> PreparedBackward::begin_coming(const BackwardArgs& /*args*/,
-                                                               const DeviceWorkspace& /*workspace*/,
-                                                               const BackwardArrivals& /*arrivals*/,
-                                                               void* /*stream*/) const {
+std::unique_ptr<InFlightBackward> PreparedBackward::begin_in_flight(
+    const BackwardArgs& /*args*/, const DeviceWorkspace& /*workspace*/,
+    const BackwardArrivals& /*arrivals*/, void* /*stream*/) const {
   refuse_arrivals();
 }
 
@@ -73,9 +71,9 @@ void check_arrivals(const KeyArrivals& arrivals) {
   };
   check_with("arrivals.flags", arrivals.flags, arrivals.expected);
   check_with("arrivals.expected", arrivals.expected, arrivals.flags);
-  if (arrivals.patience_ns < 0 || arrivals.patience_ns > kMaxPatienceNs) {
-    throw invalid("arrivals.patience_ns", arrivals.patience_ns,
-                  "0 to " + std::to_string(kMaxPatienceNs));
+  if (arrivals.spin_budget_ns < 0 || arrivals.spin_budget_ns > kMaxSpinBudgetNs) {
+    throw invalid("arrivals.spin_budget_ns", arrivals.spin_budget_ns,
+                  "0 to " + std::to_string(kMaxSpinBudgetNs));
   }
 }
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/worklist/coming_keys.hpp"
+#include "kernels/schedule/host/in_flight_keys.hpp"
 #include "magi/attention_cuda.hpp"
 #include "magi/attention_limits.hpp"
 
@@ -26,7 +26,7 @@
 //                                  keys and masks of blocks in device memory
 namespace magi {
 
-/// What was chosen for a problem, where a backend has such choices; see ForwardWork, BackwardWork.
+/// The choices for a problem, where a backend has such choices; see ForwardWork, BackwardWork.
 struct ForwardTiling {
   std::int32_t packed_heads = 0;
   std::int32_t num_pieces = 0;
@@ -53,13 +53,13 @@ class PreparedForward {
   /// heap. Throws InvalidArgument naming the tensor that does not fit.
   virtual void run(const ForwardArgs& args, const DeviceWorkspace& workspace,
                    void* stream) const = 0;
-  /// Begins a run while keys come, on a GPU, of what prepare_coming_forward gave: K and V may be
+  /// Begins a run while keys come, on a GPU, of what prepare_in_flight_forward gave: K and V may be
   /// written until `arrivals` tell that they are there. This object outlives the run. (run() wants
   /// all keys to be there.)
-  virtual std::unique_ptr<ComingForward> begin_coming(const ForwardArgs& args,
-                                                      const DeviceWorkspace& workspace,
-                                                      const KeyArrivals& arrivals,
-                                                      void* stream) const;
+  virtual std::unique_ptr<InFlightForward> begin_in_flight(const ForwardArgs& args,
+                                                           const DeviceWorkspace& workspace,
+                                                           const KeyArrivals& arrivals,
+                                                           void* stream) const;
 };
 
 /// The backward of one problem; all as for the forward. The type of dout is fixed as well.
@@ -74,10 +74,10 @@ class PreparedBackward {
                    void* stream) const = 0;
   /// Gradients of parts may have places of their own, unless keys' gradients are added to what is
   /// there.
-  virtual std::unique_ptr<ComingBackward> begin_coming(const BackwardArgs& args,
-                                                       const DeviceWorkspace& workspace,
-                                                       const BackwardArrivals& arrivals,
-                                                       void* stream) const;
+  virtual std::unique_ptr<InFlightBackward> begin_in_flight(const BackwardArgs& args,
+                                                            const DeviceWorkspace& workspace,
+                                                            const BackwardArrivals& arrivals,
+                                                            void* stream) const;
 };
 
 /// One way to compute attention. Immutable; what it prepared may outlive it.
@@ -87,15 +87,15 @@ class AttentionBackend {
 
   /// Unique among the backends of the process, such as "cpu" or "sm90".
   virtual const std::string& name() const = 0;
-  /// What the forward takes. A backward that takes less names what it refuses.
+  /// The limits of the forward. A backward that takes less names what it refuses.
   virtual const AttentionLimits& limits() const = 0;
   /// Whether the backend computes on tensors of `device` (a CUDA ordinal or kCpuDevice).
   virtual bool serves(std::int32_t device) const = 0;
   /// Whether the heads of sinks and of their gradients may have any stride; else it is 1.
   virtual bool takes_spread_sinks() const { return false; }
 
-  /// For the shapes, types, device and slices of `args`; its data may be null, slices are copied.
-  /// Blocks. Throws InvalidArgument naming what is not allowed.
+  /// Prepares for the shapes, types, device and slices of `args`; its data may be null, slices are
+  /// copied. Blocks. Throws InvalidArgument naming what is not allowed.
   virtual std::shared_ptr<const PreparedForward> prepare_forward(
       const ForwardArgs& args, const ForwardTuning& tuning) const = 0;
   /// Likewise; of the gradients only dout is read, for its type.
@@ -103,13 +103,13 @@ class AttentionBackend {
       const BackwardArgs& args, const BackwardTuning& tuning) const = 0;
 
   /// Whether the next two may be called. Where not, all keys are awaited before a run.
-  virtual bool takes_coming_keys() const { return false; }
-  /// As above, with a schedule for keys that come in the course of a run. Throws InvalidArgument
-  /// naming what is not allowed of `coming`.
-  virtual std::shared_ptr<const PreparedForward> prepare_coming_forward(
-      const ForwardArgs& args, const ForwardTuning& tuning, const ComingKeys& coming) const;
-  virtual std::shared_ptr<const PreparedBackward> prepare_coming_backward(
-      const BackwardArgs& args, const BackwardTuning& tuning, const ComingKeys& coming) const;
+  virtual bool takes_in_flight_keys() const { return false; }
+  /// Does the above, with a schedule for keys that come in the course of a run. Throws
+  /// InvalidArgument naming what is not allowed of `coming`.
+  virtual std::shared_ptr<const PreparedForward> prepare_in_flight_forward(
+      const ForwardArgs& args, const ForwardTuning& tuning, const InFlightKeys& coming) const;
+  virtual std::shared_ptr<const PreparedBackward> prepare_in_flight_backward(
+      const BackwardArgs& args, const BackwardTuning& tuning, const InFlightKeys& coming) const;
 };
 
 /// The backend of this name, or with an empty name the library's own for `device`. Throws
@@ -134,7 +134,7 @@ void check_type(const AttentionLimits& limits, const char* name, DType type);
 /// `where` stands before the dims that are allowed, such as "on a GPU ".
 void check_head_dim(const HeadDims& dims, const std::string& name, std::int64_t dim,
                     const std::string& where = "");
-/// What a call asks for besides its tensors' shapes.
+/// The options of a call besides its tensors' shapes.
 struct AttentionFeatures {
   bool has_sink = false;
   bool has_max_logits = false;

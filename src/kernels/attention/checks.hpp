@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/worklist/coming_keys.hpp"
+#include "kernels/schedule/host/in_flight_keys.hpp"
 #include "magi/attention_cuda.hpp"
 #include "magi/attention_limits.hpp"
 
@@ -14,7 +14,7 @@
 // tensor, the value seen and the values allowed.
 namespace magi {
 
-/// What a prepared object depends on besides the slices.
+/// The values that a prepared object depends on besides the slices.
 struct AttentionProblem {
   using Shape = std::array<std::int64_t, 3>;
   Shape q{}, k{}, v{};
@@ -40,7 +40,7 @@ void check_call(const AttentionLimits& limits, const ForwardArgs& args,
                 const AttentionProblem& made_for);
 void check_call(const AttentionLimits& limits, const BackwardArgs& args,
                 const AttentionProblem& made_for);
-/// That nothing is missing.
+/// Throws InvalidArgument if a flag pointer is missing.
 void check_arrivals(const KeyArrivals& arrivals);
 /// The own keys of a call with `k` and `v`, prepared for `own_rows` of them.
 void check_own_keys(const AttentionLimits& limits, const KeyArrivals& arrivals,

@@ -53,7 +53,7 @@ MAGI_HOST_DEVICE double combined(double source, double target, Combination how) 
   return how == Combination::Add ? target + source : (source > target ? source : target);
 }
 
-/// How two partial rows of attention make one. An lse of -inf says that there are no keys, one of
+/// The merge of two partial rows of attention. An lse of -inf says that there are no keys, one of
 /// +inf that a sink takes all weight.
 struct MergedRow {
   double part_weight = 0.0;

@@ -7,7 +7,7 @@
 #include "cuda/device.hpp"
 #include "kernels/attention/built_in.hpp"
 #include "kernels/attention/checks.hpp"
-#include "kernels/sm90/backward/backward_blocks.hpp"
+#include "kernels/sm90/backward/blocks/backward_blocks.hpp"
 #include "kernels/sm90/forward/forward_blocks.hpp"
 
 // Calls under a mask of blocks in device memory. One architecture takes them so far.
@@ -20,7 +20,7 @@ void check_limit(const char* name, std::int64_t value) {
   }
 }
 
-/// What is wrong whatever the kernels take.
+/// Throws for mistakes that no kernel takes.
 void check_mask(const TensorView& q, const TensorView& k, const BlockMask& mask) {
   constexpr std::int32_t kMostRows = 256;
   for (const auto& [name, rows] : {std::pair{"q_block", mask.q_block}, {"k_block", mask.k_block}}) {

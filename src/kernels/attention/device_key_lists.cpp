@@ -52,7 +52,7 @@ void check_lists(const KeyLists& lists, const TensorView& q, const TensorView& k
   }
 }
 
-/// What the kernels that gather keys do not take, beyond those of slices.
+/// Throws for what the kernels that gather keys do not take, beyond those of slices.
 void check_listed_dims(const TensorView& q, const TensorView& v) {
   for (const auto& [name, dim] :
        {std::pair{"q.shape[2]", q.shape[2]}, {"v.shape[2]", v.shape[2]}}) {

@@ -26,7 +26,7 @@ struct DeviceForward::GraphPart {
 };
 
 DeviceForward::DeviceForward(const AttentionLimits& limits, const ForwardArgs& args,
-                             const ComingKeys* coming)
+                             const InFlightKeys* coming)
     : lease_(args.q.device),
       limits_(limits),
       problem_(problem_of(args)),
@@ -42,12 +42,12 @@ void DeviceForward::run(const ForwardArgs& args, const DeviceWorkspace& workspac
   enqueue(args, take_memory(args, workspace, queue), queue);
 }
 
-std::unique_ptr<ComingForward> DeviceForward::begin_coming(const ForwardArgs& args,
-                                                           const DeviceWorkspace& workspace,
-                                                           const KeyArrivals& arrivals,
-                                                           void* stream) const {
+std::unique_ptr<InFlightForward> DeviceForward::begin_in_flight(const ForwardArgs& args,
+                                                                const DeviceWorkspace& workspace,
+                                                                const KeyArrivals& arrivals,
+                                                                void* stream) const {
   auto* queue = static_cast<cudaStream_t>(stream);
-  if (!own_rows_) return PreparedForward::begin_coming(args, workspace, arrivals, stream);
+  if (!own_rows_) return PreparedForward::begin_in_flight(args, workspace, arrivals, stream);
   check_arrivals(arrivals);
   check_own_keys(limits_, arrivals, *own_rows_, args.k, args.v);
   check_call(limits_, args, problem_);
@@ -74,7 +74,7 @@ RunMemory DeviceForward::take_memory(const ForwardArgs& args, const DeviceWorksp
 }
 
 DeviceBackward::DeviceBackward(const AttentionLimits& limits, const BackwardArgs& args,
-                               const ComingKeys* coming)
+                               const InFlightKeys* coming)
     : lease_(args.q.device), limits_(limits), problem_(problem_of(args)) {
   if (coming != nullptr) num_parts_ = coming->parts.size();
 }
@@ -87,12 +87,12 @@ void DeviceBackward::run(const BackwardArgs& args, const DeviceWorkspace& worksp
   enqueue(args, take_memory(workspace, queue), queue);
 }
 
-std::unique_ptr<ComingBackward> DeviceBackward::begin_coming(const BackwardArgs& args,
-                                                             const DeviceWorkspace& workspace,
-                                                             const BackwardArrivals& arrivals,
-                                                             void* stream) const {
+std::unique_ptr<InFlightBackward> DeviceBackward::begin_in_flight(const BackwardArgs& args,
+                                                                  const DeviceWorkspace& workspace,
+                                                                  const BackwardArrivals& arrivals,
+                                                                  void* stream) const {
   auto* queue = static_cast<cudaStream_t>(stream);
-  if (!num_parts_) return PreparedBackward::begin_coming(args, workspace, arrivals, stream);
+  if (!num_parts_) return PreparedBackward::begin_in_flight(args, workspace, arrivals, stream);
   check_arrivals(arrivals.keys);
   check_own_keys(limits_, arrivals.keys, 0, args.k, args.v);
   check_part_gradients(arrivals.gradients, args, *num_parts_);

@@ -15,11 +15,11 @@ namespace {
 class Sm90Forward final : public DeviceForward {
  public:
   Sm90Forward(const AttentionLimits& limits, const ForwardArgs& args, const ForwardTuning& tuning,
-              const ComingKeys* coming)
+              const InFlightKeys* coming)
       : DeviceForward(limits, args, coming),
         state_(sm90::make_forward(sm90::find_instances(args), sm90::forward_problem(args),
                                   args.slices, tuning,
-                                  coming == nullptr ? ComingKeys{} : *coming)) {}
+                                  coming == nullptr ? InFlightKeys{} : *coming)) {}
 
   std::int64_t size_bytes() const override { return state_.size_bytes(); }
   std::int64_t workspace_bytes() const override { return state_.workspace_bytes(); }
@@ -32,9 +32,9 @@ class Sm90Forward final : public DeviceForward {
                cudaStream_t stream) const override {
     sm90::enqueue_forward(args, state_, memory, stream);
   }
-  std::unique_ptr<ComingForward> begin(const ForwardArgs& args, RunMemory memory,
-                                       const KeyArrivals& arrivals,
-                                       cudaStream_t stream) const override {
+  std::unique_ptr<InFlightForward> begin(const ForwardArgs& args, RunMemory memory,
+                                         const KeyArrivals& arrivals,
+                                         cudaStream_t stream) const override {
     return std::make_unique<sm90::ForwardRun>(args, state_, std::move(memory), arrivals, stream);
   }
 
@@ -45,9 +45,9 @@ class Sm90Forward final : public DeviceForward {
 class Sm90Backward final : public DeviceBackward {
  public:
   Sm90Backward(const AttentionLimits& limits, const BackwardArgs& args,
-               const BackwardTuning& tuning, const ComingKeys* coming)
+               const BackwardTuning& tuning, const InFlightKeys* coming)
       : DeviceBackward(limits, args, coming),
-        state_(sm90::make_backward(args, tuning, coming == nullptr ? ComingKeys{} : *coming)) {}
+        state_(sm90::make_backward(args, tuning, coming == nullptr ? InFlightKeys{} : *coming)) {}
 
   std::int64_t size_bytes() const override { return state_.size_bytes(); }
   std::int64_t workspace_bytes() const override {
@@ -64,9 +64,9 @@ class Sm90Backward final : public DeviceBackward {
                cudaStream_t stream) const override {
     sm90::enqueue_backward(args, state_, memory.workspace, stream);
   }
-  std::unique_ptr<ComingBackward> begin(const BackwardArgs& args, RunMemory memory,
-                                        const BackwardArrivals& arrivals,
-                                        cudaStream_t stream) const override {
+  std::unique_ptr<InFlightBackward> begin(const BackwardArgs& args, RunMemory memory,
+                                          const BackwardArrivals& arrivals,
+                                          cudaStream_t stream) const override {
     return std::make_unique<sm90::BackwardRun>(args, state_, std::move(memory), arrivals, stream);
   }
 
@@ -74,7 +74,7 @@ class Sm90Backward final : public DeviceBackward {
   sm90::BackwardState state_;
 };
 
-/// For calls of one direction, up to the largest dims for which there are kernels of it.
+/// The limits for calls of one direction, up to the largest dims for which there are kernels of it.
 template <typename Instances>
 AttentionLimits limits_of(const Instances& instances) {
   constexpr std::int32_t kUnit = 8;  // rows of dim are copied in 16 bytes
@@ -103,18 +103,18 @@ class Sm90Backend final : public AttentionBackend {
     return device >= 0 && device_info(device).is_hopper();
   }
 
-  bool takes_coming_keys() const override { return true; }
+  bool takes_in_flight_keys() const override { return true; }
   std::shared_ptr<const PreparedForward> prepare_forward(
       const ForwardArgs& args, const ForwardTuning& tuning) const override {
     check_problem(limits_, args);
     const DeviceScope scope(args.q.device);
     return std::make_shared<const Sm90Forward>(limits_, args, tuning, nullptr);
   }
-  std::shared_ptr<const PreparedForward> prepare_coming_forward(
+  std::shared_ptr<const PreparedForward> prepare_in_flight_forward(
       const ForwardArgs& args, const ForwardTuning& tuning,
-      const ComingKeys& coming) const override {
+      const InFlightKeys& coming) const override {
     check_problem(limits_, args);
-    check_coming_keys(coming, args.k.shape[0], args.k.shape[1]);
+    check_in_flight_keys(coming, args.k.shape[0], args.k.shape[1]);
     const DeviceScope scope(args.q.device);
     return std::make_shared<const Sm90Forward>(limits_, args, tuning, &coming);
   }
@@ -124,11 +124,11 @@ class Sm90Backend final : public AttentionBackend {
     const DeviceScope scope(args.q.device);
     return std::make_shared<const Sm90Backward>(backward_limits_, args, tuning, nullptr);
   }
-  std::shared_ptr<const PreparedBackward> prepare_coming_backward(
+  std::shared_ptr<const PreparedBackward> prepare_in_flight_backward(
       const BackwardArgs& args, const BackwardTuning& tuning,
-      const ComingKeys& coming) const override {
+      const InFlightKeys& coming) const override {
     check_problem(backward_limits_, args);
-    check_coming_keys(coming, args.k.shape[0], args.k.shape[1]);
+    check_in_flight_keys(coming, args.k.shape[0], args.k.shape[1]);
     if (coming.own_rows != 0) {
       throw invalid("coming.own_rows", coming.own_rows, "0 in the backward");
     }

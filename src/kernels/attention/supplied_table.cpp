@@ -33,7 +33,7 @@ class CTensor {
   magi_tensor tensor_;
 };
 
-/// Without tensors.
+/// A problem without tensors.
 magi_attention_inputs to_c(const AttentionParams& params) {
   return {.struct_size = sizeof(magi_attention_inputs),
           .q = nullptr,

@@ -37,7 +37,7 @@ struct SuppliedProblem {
   std::int32_t sm_margin = 0;
 };
 
-/// What a table planned for a problem.
+/// The plan of a table for a problem.
 class SuppliedHandle {
  public:
   SuppliedHandle(std::shared_ptr<const SuppliedTable> table, const SuppliedProblem& problem);

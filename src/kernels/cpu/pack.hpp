@@ -28,7 +28,7 @@ struct PackedBlock {
         padded_dim(align_up<std::int64_t>(row_dim, panel_cols)) {}
 };
 
-/// What to pack: rows `used` of one head; row block_begin goes to column 0.
+/// The rows to pack: `used` of one head; row block_begin goes to column 0.
 struct PackSource {
   const TensorView& tensor;
   std::int64_t head = 0;

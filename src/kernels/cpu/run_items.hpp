@@ -63,7 +63,7 @@ void run_items(const Work& work, const Workspace& prototype, const Run& run) {
 /// Target number of rows of one tile: packed columns are reused that often.
 inline constexpr std::int64_t kTileRows = 192;
 
-/// How query rows fall into items: a tile holds tile_tokens tokens x item_heads heads of one kv
+/// The way query rows fall into items: a tile holds tile_tokens tokens x item_heads heads of one kv
 /// head, row = token * item_heads + head, so that neighbours in a strip see nearly the same keys.
 struct QueryTiling {
   std::int32_t tile_tokens = 1;

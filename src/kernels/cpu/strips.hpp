@@ -21,7 +21,7 @@ struct Strip {
   std::array<Range, kStripRows> visible{};
 };
 
-/// Where the rows of a tile lie: row r is token `first_token + r / rows_per_token`.
+/// The layout of the rows of a tile: row r is token `first_token + r / rows_per_token`.
 struct TileRows {
   std::int32_t first_token = 0;
   std::int64_t rows_per_token = 1;

@@ -10,15 +10,15 @@
 
 namespace magi::cpu {
 
-/// What one slice means to one tile of rows: rows `rows` see columns within `cols`.
+/// The meaning of one slice for one tile of rows: rows `rows` see columns within `cols`.
 struct TileRecord {
   std::int32_t slice = 0;
   Range rows;
   Range cols;
 };
 
-/// For every tile of `tile_rows` rows its records, sorted by first column, then by slice. Memory
-/// and time linear in records, no matter how many columns a slice spans.
+/// The records of every tile of `tile_rows` rows its records, sorted by first column, then by
+/// slice. Memory and time linear in records, no matter how many columns a slice spans.
 struct TileRecords {
   std::vector<std::int64_t> offsets;  ///< [num_tiles + 1] into records
   std::vector<TileRecord> records;

@@ -30,11 +30,11 @@ struct SinkRows {
   std::int32_t count = 0;
 };
 
-/// Where a launch finds out which keys have come; see KeyArrivals.
+/// The place where a launch finds out which keys have come; see KeyArrivals.
 struct ArrivalFlags {
-  const std::uint64_t* flags = nullptr;  ///< [arrival sections, sources]; null: all keys are there
+  const std::uint64_t* flags = nullptr;  ///< [arrival chunks, sources]; null: all keys are there
   const std::uint64_t* expected = nullptr;
-  std::int64_t patience_ns = 0;
+  std::int64_t spin_budget_ns = 0;
   std::int32_t num_sources = 0;
 };
 

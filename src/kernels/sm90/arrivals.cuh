@@ -12,21 +12,21 @@
 // mbarrier; it has executed fence_async_global, since bulk copies go through a proxy of their own.
 namespace magi::sm90 {
 
-/// What that thread remembers of arrivals. In shared memory, because it has few registers.
+/// The arrivals that that thread remembers. In shared memory, because it has few registers.
 struct ArrivalState {
-  std::int64_t patience_ns;  ///< that is left
-  std::int32_t section;      ///< arrival section that `seen` is of; -1: none
-  std::uint32_t seen;        ///< sources of which its keys have been seen to be there
+  std::int64_t spin_budget_ns;  ///< that is left
+  std::int32_t section;         ///< arrival chunk that `seen` is of; -1: none
+  std::uint32_t seen;           ///< sources of which its keys have been seen to be there
 };
 
 enum class Arrival : std::int32_t {
   Known,  ///< had been seen before
   New,    ///< seen now: the loads are to be ordered behind it
-  Late,   ///< patience has ended
+  Late,   ///< spin budget has ended
 };
 
 __device__ __forceinline__ void init_arrivals(ArrivalState& state, const ArrivalFlags& arrivals) {
-  state = {arrivals.patience_ns, -1, 0};
+  state = {arrivals.spin_budget_ns, -1, 0};
 }
 
 /// Those of `sources` whose flags are still down.
@@ -46,26 +46,26 @@ __device__ __forceinline__ std::uint32_t missing_sources(const ArrivalFlags& arr
   return missing;
 }
 
-/// Polls until none of `sources` is missing or the CTA's patience has ended. Returns those that
+/// Polls until none of `sources` is missing or the CTA's spin budget has ended. Returns those that
 /// are.
 __device__ __forceinline__ std::uint32_t poll_sources(const ArrivalFlags& arrivals,
                                                       ArrivalState& state, std::int32_t section,
                                                       std::uint32_t sources) {
   constexpr unsigned kPauseNs = 64;
   std::uint32_t missing = missing_sources(arrivals, section, sources);
-  if (missing == 0 || state.patience_ns <= 0) return missing;
+  if (missing == 0 || state.spin_budget_ns <= 0) return missing;
   const std::uint64_t begin = ptx::global_time_ns();
   std::int64_t waited = 0;
-  while (missing != 0 && waited < state.patience_ns) {
+  while (missing != 0 && waited < state.spin_budget_ns) {
     ptx::sleep_ns(kPauseNs);
     missing = missing_sources(arrivals, section, missing);
     waited = static_cast<std::int64_t>(ptx::global_time_ns() - begin);
   }
-  state.patience_ns -= waited;
+  state.spin_budget_ns -= waited;
   return missing;
 }
 
-/// Waits, with what patience is left, for the keys of `sources` in an arrival section.
+/// Waits, with what spin budget is left, for the keys of `sources` in an arrival chunk.
 __device__ __forceinline__ Arrival await_sources(const ArrivalFlags& arrivals, ArrivalState& state,
                                                  std::int32_t section, std::uint32_t sources) {
   if (state.section != section) {

@@ -10,7 +10,7 @@
 // What the kernels read and write in device memory through plain addresses.
 namespace magi::sm90 {
 
-/// Where a row of a head begins.
+/// The place where a row of a head begins.
 template <typename Element>
 __device__ __forceinline__ Element* row_at(const StridedRows& rows, std::int64_t row,
                                            std::int64_t head) {

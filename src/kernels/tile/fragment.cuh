@@ -11,7 +11,7 @@ namespace magi::tile {
 
 inline constexpr int kRowsPerThread = 2;
 
-/// Where a thread's fragment lies in its warpgroup's 64 rows.
+/// The place where a thread's fragment lies in its warpgroup's 64 rows.
 struct FragmentPlace {
   int row;     ///< the first of the two rows
   int column;  ///< the first column
@@ -21,8 +21,8 @@ struct FragmentPlace {
         column(2 * (thread_in_warpgroup % 4)) {}
 };
 
-/// How many of a row's fragment elements lie in columns below `limit` (relative to the thread's
-/// first column); may be out of range on either side.
+/// The number of a row's fragment elements that lie in columns below `limit` (relative to the
+/// thread's first column); may be out of range on either side.
 __device__ __forceinline__ int elements_below(int limit) {
   return (limit >> 3) * 2 + min(limit & 7, 2);
 }

@@ -79,7 +79,7 @@ void check_figures(const Plan& plan, Problems& problems) {
   check.seconds(&PlanReport::exposed_comm_seconds, "predicts exposed communication");
 }
 
-/// `rows`: the plan, as one of flat rows where it shares out heads.
+/// `rows`: the plan, as one of per-share rows where it shares out heads.
 void check_tables(const Plan& rows, Problems& problems) {
   for (std::size_t r = 0; r < rows.ranks.size(); ++r) check_attend_slices(rows, r, problems);
   const RowMaps maps(rows);

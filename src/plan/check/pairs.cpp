@@ -55,7 +55,7 @@ void for_pieces_of(const Plan& plan, const RowMaps& rows, std::size_t rank, Use&
   }
 }
 
-/// The position of an attend in the forward of its rank.
+/// The position of an attention call in the forward of its rank.
 std::size_t step_of(const RankPlan& rank, std::size_t attend) {
   const auto found = std::ranges::find_if(rank.forward, [&](const Step& step) {
     return step.kind == StepKind::Attend && step.index == static_cast<std::int32_t>(attend);

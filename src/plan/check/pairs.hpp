@@ -17,7 +17,7 @@ struct RowMaps {
 };
 
 /// Every row of a receive segment is filled once; rows of other ranks stand in it in global order,
-/// are read by an attend and come to a rank once.
+/// are read by an attention call and come to a rank once.
 void check_received(const Plan& plan, const RowMaps& rows, Problems& problems);
 
 /// Every visible pair is attended to exactly as often as the mask has it.

@@ -42,7 +42,7 @@ std::vector<std::vector<Range>> read_rows(const RankPlan& rank, Space space) {
   return read;
 }
 
-/// What one rank receives in one space.
+/// The rows that one rank receives in one space.
 class ReceivedCheck {
  public:
   ReceivedCheck(const Plan& plan, const RowMap& rows, std::size_t rank, Space space,
@@ -128,7 +128,7 @@ class ReceivedCheck {
           next < read.size() ? std::min(read[next].begin, end) - covered : end - covered;
       const std::int32_t first = run.global + covered - run.local;
       add(s, name_of(space_), " rows ", first, " to ", first + unread - 1, " come to segment ", s,
-          " and no attend reads them");
+          " and no attention call reads them");
     }
   }
 

@@ -71,7 +71,7 @@ class PassCheck {
     for (std::size_t s = 0; s < is_written.size(); ++s) {
       const bool is_whole = std::ranges::find(is_written[s], false) == is_written[s].end();
       if (!is_whole && own_.q.segments[s].num_rows > 0) {
-        add("no attend writes some heads of query segment ", s);
+        add("no attention call writes some heads of query segment ", s);
       }
     }
   }
@@ -95,7 +95,7 @@ class PassCheck {
     return space == Space::Keys ? attend.k_segment : attend.q_segment;
   }
 
-  /// The exchanges of the pass in order, every attend once.
+  /// The exchanges of the pass in order, every attention call once.
   void check_lists() {
     std::vector<std::int32_t> expected;
     for (std::size_t e = 0; e < plan_.exchanges.size(); ++e) {
@@ -120,7 +120,7 @@ class PassCheck {
     }
   }
 
-  /// An attend waits for the exchanges that bring its keys and queries.
+  /// An attention call waits for the exchanges that bring its keys and queries.
   void check_sources(std::size_t i) {
     const Attend& attend = attend_of(steps_[i]);
     for (const Space space : {Space::Keys, Space::Queries}) {
@@ -141,8 +141,8 @@ class PassCheck {
     }
   }
 
-  /// A returning exchange waits for the last attend that writes what it sends or adds to; attends
-  /// run one after the other, so waiting for a later one will do.
+  /// A returning exchange waits for the last attention call that writes what it sends or adds to;
+  /// attends run one after the other, so waiting for a later one will do.
   void check_exchange(std::size_t i) {
     const Exchange& exchange = exchange_of(steps_[i]);
     if (!is_returning(exchange.role)) return;
@@ -243,7 +243,7 @@ void check_attend_slices(const Plan& plan, std::size_t rank, Problems& problems)
       }
     }
     if (!is_tiling(heads, plan.config.num_heads_kv)) {
-      problems.add("rank ", rank, ": the attends on slice ", slices.first,
+      problems.add("rank ", rank, ": the attention calls on slice ", slices.first,
                    " do not have each head once");
     }
     for (std::int32_t s = slices.first + 1; s < slices.second; ++s) {

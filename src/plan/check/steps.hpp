@@ -14,10 +14,10 @@ void check_exchange_heads(const Plan& plan, Problems& problems);
 /// their slices; slices are in order.
 void check_attend_slices(const Plan& plan, std::size_t rank, Problems& problems);
 
-/// Both passes of a rank run every attend once and start the exchanges of the pass in their order;
-/// an attend waits for the exchanges that bring its rows, a returning exchange for the last attend
-/// that writes what it sends or adds to; the first attend on each query row and head does not
-/// merge, later ones do.
+/// Both passes of a rank run every attention call once and start the exchanges of the pass in their
+/// order; an attention call waits for the exchanges that bring its rows, a returning exchange for
+/// the last attention call that writes what it sends or adds to; the first attention call on each
+/// query row and head does not merge, later ones do.
 void check_passes(const Plan& plan, std::size_t rank, Problems& problems);
 
 }  // namespace magi::planner

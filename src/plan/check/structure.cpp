@@ -168,13 +168,14 @@ void check_attends(const Plan& plan, std::size_t rank, Problems& problems) {
       const auto index = static_cast<std::size_t>(s);
       is_read[index] = true;
       if (!is_inside(own.slices[index], q.num_rows, k.num_rows)) {
-        problems.add("rank ", rank, ": slice ", s, " of attend ", i, " leaves its segments");
+        problems.add("rank ", rank, ": slice ", s, " of attention call ", i,
+                     " leaves its segments");
       }
     }
   }
   const auto unread = std::find(is_read.begin(), is_read.end(), false);
   if (unread != is_read.end()) {
-    problems.add("rank ", rank, ": no attend reads slice ", unread - is_read.begin());
+    problems.add("rank ", rank, ": no attention call reads slice ", unread - is_read.begin());
   }
 }
 

@@ -43,8 +43,8 @@ void add_to(std::int64_t& value, std::int64_t more) {
                                     static_cast<std::uint64_t>(more));
 }
 
-/// Turns counts of rows of the sequence into those of flat rows. One that is wrong stays wrong by
-/// as much.
+/// Turns counts of rows of the sequence into those of per-share rows. One that is wrong stays wrong
+/// by as much.
 void count_flat_rows(const Plan& plan, Plan& flat) {
   PlanReport& report = flat.report;
   for (std::size_t r = 0; r < report.rank_rows.size() && r < flat.ranks.size(); ++r) {
@@ -108,7 +108,7 @@ Plan flat_plan(const Plan& plan) {
   flat.report = plan.report;
   flat.digest = plan.digest;
   planner::count_flat_rows(plan, flat);
-  // The steps are those of flat rows; copying tensors to them is none.
+  // The steps are those of per-share rows; copying tensors to them is none.
   const double forward = static_cast<double>(planner::flat_copies_ns(plan, false)) * 1e-9;
   flat.report.forward_seconds -= forward;
   flat.report.exposed_comm_seconds -= forward;

@@ -5,11 +5,11 @@
 
 #include "magi/plan.hpp"
 
-// What a plan of head shares means: row r of the sequence is for each share s the flat row
+// What a plan of head shares means: row r of the sequence is for each share s the per-share row
 // s * padded rows + r.
 namespace magi::planner {
 
-/// kv heads that an exchange or an attend may name.
+/// kv heads that an exchange or an attention call may name.
 inline std::int32_t heads_per_share(const Plan& plan) {
   return plan.config.num_heads_kv / plan.num_head_shares;
 }

@@ -8,8 +8,8 @@
 namespace magi::planner {
 namespace {
 
-/// Pairs of each attend; adds those of all slices to `total`. Attends that share slices have all
-/// heads between them, and the one that has the first head counts.
+/// Pairs of each attention call; adds those of all slices to `total`. Attends that share slices
+/// have all heads between them, and the one that has the first head counts.
 std::vector<std::int64_t> areas_of(const RankPlan& rank, std::int64_t& total) {
   std::vector<std::int64_t> areas;
   areas.reserve(rank.attends.size());

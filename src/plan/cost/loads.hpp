@@ -11,7 +11,7 @@
 
 namespace magi::planner {
 
-/// What one rank moves over some links.
+/// The rows that one rank moves over some links.
 struct LinkTraffic {
   std::int64_t rows_in = 0;
   std::int64_t rows_out = 0;
@@ -19,8 +19,8 @@ struct LinkTraffic {
   std::int32_t peers_out = 0;
 };
 
-/// What one rank moves to fill one segment, its own and its peers'. Copies of own rows do not
-/// count.
+/// The rows that one rank moves to fill one segment, its own and its peers'. Copies of own rows do
+/// not count.
 struct SegmentTraffic {
   LinkTraffic inside;   ///< straight from owners, in the node
   LinkTraffic network;  ///< between nodes, beside that
@@ -30,11 +30,11 @@ struct SegmentTraffic {
   std::int64_t rows_out() const { return inside.rows_out + network.rows_out + onward.rows_out; }
 };
 
-/// What the steps of a plan move and compute: one sweep over its transfers and slices.
+/// The loads of a plan's steps: one sweep over its transfers and slices.
 class PlanLoads {
  public:
   explicit PlanLoads(const Plan& plan) : PlanLoads(plan, plan.num_head_shares) {}
-  /// Of a plan of flat rows whose heads are in `num_shares` shares.
+  /// The loads of a plan of per-share rows whose heads are in `num_shares` shares.
   PlanLoads(const Plan& plan, std::int32_t num_shares);
   /// Counts pairs anew for a plan of which nothing but exchanges, attends and steps has changed.
   void count_areas(const Plan& plan);
@@ -52,7 +52,8 @@ class PlanLoads {
     const SegmentTraffic& moved = traffic(rank, space_of(exchange.role), exchange.segment);
     return is_returning(exchange.role) ? moved.rows_in() : moved.rows_out();
   }
-  /// Pairs of an attend's slices; its heads share them. 0 where the rank has no such attend.
+  /// Pairs of an attention call's slices; its heads share them. 0 where the rank has no such
+  /// attend.
   std::int64_t area(std::int32_t rank, std::int32_t attend) const {
     const std::vector<std::int64_t>& areas = areas_[static_cast<std::size_t>(rank)];
     const auto index = static_cast<std::size_t>(attend);

@@ -12,7 +12,7 @@ struct PlanWithLoads {
   PlanLoads loads;
 };
 
-/// As make_plan.
+/// Does what make_plan does.
 PlanWithLoads make_plan_with_loads(const Mask& mask, const PlanConfig& config);
 
 }  // namespace magi::planner

@@ -21,7 +21,7 @@ struct WalkedPass {
   };
   std::vector<Span> steps;     ///< as in RankPlan::forward or backward
   std::array<Time, 2> line{};  ///< by StepKind: when the last such step ends
-  Time attending{};            ///< sum over the attends
+  Time attending{};            ///< sum over the attention calls
 
   Time end() const { return std::max(line[0], line[1]); }
 };
@@ -58,24 +58,24 @@ inline bool takes_keys_as_they_come(const Plan& plan) {
   return is_single_attend(plan) && !has_nodes(plan.config);
 }
 
-/// What is left of such an attend once the last keys have come, of which those of other ranks take
-/// `coming`: they arrive in two parts, one after the other, and the first is attended to while the
-/// second is under way.
+/// The rest of such an attention call once the last keys have come, of which those of other
+/// ranks take `coming`: they arrive in two parts, one after the other, and the first is attended to
+/// while the second is under way.
 template <typename Time>
 Time left_behind_last_keys(Time coming) {
   return coming / 2;
 }
 
-/// How much of such an attend passes beside the gradients that it sends: they leave it from its
-/// middle on, on average.
+/// The share of such an attention call that passes beside the gradients that it sends: they leave
+/// it from its middle on, on average.
 template <typename Time>
 Time beside_returning_gradients(Time attend) {
   return attend / 2;
 }
 
-/// How much of step i of such a plan may pass while what it waits for is under way. An attend of a
-/// forward begins before its keys have come. `took`: by step i; `coming`: by what the attend
-/// computes with keys of other ranks.
+/// The share of step i of such a plan may pass while what it waits for is under way. An attention
+/// call of a forward begins before its keys have come. `took`: by step i; `coming`: by what the
+/// attention call computes with keys of other ranks.
 template <typename Time>
 Time hidden_by_arrival(std::span<const Step> steps, std::size_t i, const WalkedPass<Time>& pass,
                        bool is_backward, Time took, Time coming) {
@@ -90,9 +90,9 @@ Time hidden_by_arrival(std::span<const Step> steps, std::size_t i, const WalkedP
   return std::min(beside_returning_gradients(attend), took);
 }
 
-/// Of a rank's one attend, the slices with keys that other ranks own; its segment begins with own
-/// ones.
-inline std::vector<BandSlice> coming_slices(const RankPlan& rank) {
+/// The slices of a rank's one attention call with keys that other ranks own; its segment begins
+/// with own ones.
+inline std::vector<BandSlice> in_flight_slices(const RankPlan& rank) {
   std::vector<BandSlice> coming;
   if (rank.attends.empty()) return coming;
   const std::int32_t own_rows = rank.k.segments.front().num_rows;

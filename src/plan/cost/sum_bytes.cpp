@@ -41,7 +41,7 @@ class RankSums {
     return std::int64_t{heads.size()} * (plan_.config.head_dim_qk + plan_.config.head_dim_v);
   }
 
-  /// The rows of an attend's slices, from the first to the last.
+  /// The rows of an attention call's slices, from the first to the last.
   std::int64_t seen_rows(const Attend& attend, Space space) const {
     std::int32_t begin = kMaxRows, end = 0;
     for (std::int32_t s = attend.slices.begin; s < attend.slices.end; ++s) {
@@ -67,7 +67,7 @@ class RankSums {
     return is_backward_ ? bytes + of_keys(index) : bytes;
   }
 
-  /// dK and dV of a segment: the first attend writes them, later ones add.
+  /// dK and dV of a segment: the first attention call writes them, later ones add.
   std::int64_t of_keys(std::size_t index) const {
     const Attend& attend = own_.attends[index];
     if (loads_.whole().of(Space::Keys)) return 0;
@@ -92,7 +92,7 @@ class RankSums {
     return 3 * sum_ * (loads_.rows_in(rank_, exchange) + own_copies) * elements;
   }
 
-  /// Whether own queries get results from more than one attend or rank.
+  /// Whether own queries get results from more than one attention call or rank.
   bool has_summed_results() const {
     const auto writes = [](const Attend& attend) {
       return attend.q_segment == 0 && !attend.slices.empty();
@@ -131,7 +131,7 @@ class OwnCopies {
     }
   }
 
-  /// Of each exchange of the plan.
+  /// The loads of each exchange of the plan.
   std::vector<std::int64_t> of_rank(const Plan& plan, std::size_t rank) {
     std::vector<std::int64_t> rows;
     rows.reserve(plan.exchanges.size());

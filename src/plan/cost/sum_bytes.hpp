@@ -15,7 +15,7 @@ namespace magi::planner {
 /// than once nothing is counted: one attention reads all keys where they lie and writes final
 /// results, and the sums of key gradients are hidden behind it.
 struct SumBytes {
-  std::vector<std::int64_t> attends;    ///< of each attend of the rank; empty: none
+  std::vector<std::int64_t> attends;    ///< of each attention call of the rank; empty: none
   std::vector<std::int64_t> exchanges;  ///< of each exchange of the plan; empty: none
 
   std::int64_t of_attend(std::int32_t attend) const { return at(attends, attend); }
@@ -27,7 +27,7 @@ struct SumBytes {
   }
 };
 
-/// By rank, of one pass.
+/// The bytes by rank, of one pass.
 std::vector<SumBytes> sum_bytes(const Plan& plan, const PlanLoads& loads, bool is_backward);
 
 /// Whether no rank attends more than once.
@@ -36,8 +36,8 @@ bool is_single_attend(const Plan& plan);
 /// Bytes of an element of such a sum, which is also what parts travel in.
 std::int32_t sum_element_bytes(const PlanConfig& config);
 
-/// Bytes of the copies of a call's own tensors in flat rows and back, on the rank that has most
-/// rows; 0 for a plan of one share of the heads.
+/// Bytes of the copies of a call's own tensors in per-share rows and back, on the rank that has
+/// most rows; 0 for a plan of one share of the heads.
 std::int64_t flat_copy_bytes(const Plan& plan, bool is_backward);
 
 }  // namespace magi::planner

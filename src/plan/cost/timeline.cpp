@@ -16,14 +16,14 @@ namespace {
 
 constexpr std::int32_t kMaxChosenDegree = 8;
 
-/// What merging costs per element of out: it is float32, written, read, written and rounded.
+/// The cost of merging per element of out: it is float32, written, read, written and rounded.
 constexpr std::int64_t kMergeBytes = 16;
 
-/// What an attend that is not its rank's first takes besides its work: kernels in front of it and
-/// behind it, and the beginning and the end of its own, at which few multiprocessors work. The
-/// latter are a third of the work of a short attend, and so many launches at most. Of eight stages
-/// of one causal document on two H200 each takes 45 us more than an eighth of one attend in the
-/// forward, and 130 us in the backward.
+/// The time that an attention call which is not its rank's first takes besides its work: kernels in
+/// front of it and behind it, and the beginning and the end of its own, at which few
+/// multiprocessors work. The latter are a third of the work of a short attend, and so many launches
+/// at most. Of eight stages of one causal document on two H200 each takes 45 us more than an eighth
+/// of one attention call in the forward, and 130 us in the backward.
 struct FurtherAttend {
   std::int32_t launches, most_idle_launches;
 };
@@ -32,7 +32,8 @@ constexpr FurtherAttend kBackward{10, 15};
 constexpr std::int64_t kIdlePart = 3;  ///< one in so many
 /// An exchange beside attends is kernels and events of its own.
 constexpr std::int32_t kLaunchesOfExchange = 2;
-/// q, k, v, out and lse are copied as flat rows and back; then these, dout and three gradients.
+/// q, k, v, out and lse are copied as per-share rows and back; then these, dout and three
+/// gradients.
 constexpr std::int32_t kFlatCopies = 5;
 constexpr std::int32_t kBackwardFlatCopies = 9;
 
@@ -66,8 +67,8 @@ struct Rates {
            to_ns(config.cost.seconds_per_launch, 1.0);
   }
 
-  /// Of `area` pairs of keys that come while an attend is under way.
-  std::int64_t coming_ns(std::int64_t area) const {
+  /// The time of `area` pairs of keys that come while an attention call is under way.
+  std::int64_t in_flight_ns(std::int64_t area) const {
     return to_ns(static_cast<double>(area) * flops_per_pair, flops_per_second);
   }
 
@@ -118,21 +119,21 @@ std::int64_t travelling_bytes(const Plan& plan, const WholeReturns& whole, const
   return bytes / plan.config.element_bytes * sum_element_bytes(plan.config);
 }
 
-/// Pairs of a rank's first attend whose keys other ranks own.
-std::int64_t coming_area(const RankPlan& rank) {
+/// Pairs of a rank's first attention call whose keys other ranks own.
+std::int64_t in_flight_area(const RankPlan& rank) {
   std::int64_t pairs = 0;
-  for (const BandSlice& slice : coming_slices(rank)) pairs += magi::area(slice);
+  for (const BandSlice& slice : in_flight_slices(rank)) pairs += magi::area(slice);
   return pairs;
 }
 
-/// Whether an attend sees keys, and one before it does.
+/// Whether an attention call sees keys, and one before it does.
 bool is_further_work(const std::vector<Attend>& attends, std::int32_t index) {
   const auto sees = [](const Attend& attend) { return !attend.slices.empty(); };
   const auto end = attends.begin() + index;
   return sees(*end) && std::any_of(attends.begin(), end, sees);
 }
 
-/// What all ranks of a plan have in common in one pass.
+/// The values that all ranks of a plan have in common in one pass.
 struct PassRules {
   const Plan& plan;
   const PlanLoads& loads;
@@ -144,7 +145,7 @@ struct PassRules {
     return count * to_ns(plan.config.cost.seconds_per_launch, 1.0);
   }
   std::int64_t exchange_ns() const { return is_single ? 0 : launches_ns(kLaunchesOfExchange); }
-  /// Of an attend of a rank whose work takes `work_ns`.
+  /// The time of an attention call of a rank whose work takes `work_ns`.
   std::int64_t attend_ns(const RankPlan& rank, std::int32_t attend, std::int64_t work_ns) const {
     if (!is_further_work(rank.attends, attend)) return 0;
     const FurtherAttend& further = is_backward ? kBackward : kForward;
@@ -177,8 +178,8 @@ PassTimes times_of_rank(const PassRules& rules, std::int32_t rank, const SumByte
   const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
   const Rates rates = rates_of(plan.config, is_backward);
   const std::vector<Step>& steps = is_backward ? own.backward : own.forward;
-  const std::int64_t coming_ns =
-      rules.is_overlapping && !is_backward ? rates.coming_ns(coming_area(own)) : 0;
+  const std::int64_t in_flight_ns =
+      rules.is_overlapping && !is_backward ? rates.in_flight_ns(in_flight_area(own)) : 0;
   WalkedPass<std::int64_t> pass;
   pass.steps.reserve(steps.size());
   walk(
@@ -199,14 +200,14 @@ PassTimes times_of_rank(const PassRules& rules, std::int32_t rank, const SumByte
       },
       [&](std::size_t i, std::int64_t took) {
         return rules.is_overlapping
-                   ? hidden_by_arrival(steps, i, pass, is_backward, took, coming_ns)
+                   ? hidden_by_arrival(steps, i, pass, is_backward, took, in_flight_ns)
                    : 0;
       },
       pass);
   return times_of_steps(plan, steps, pass);
 }
 
-/// What a rank computes and moves in a forward of any degree.
+/// The loads that a rank computes and moves in a forward of any degree.
 struct RankWork {
   std::int64_t own_area = 0;     ///< pairs with own keys
   std::int64_t remote_area = 0;  ///< pairs with keys of other ranks
@@ -215,13 +216,13 @@ struct RankWork {
   SegmentTraffic traffic;  ///< of all remote rows
 };
 
-/// Of all ranks, from a plan whose remote rows lie in one segment.
+/// The loads of all ranks, from a plan whose remote rows lie in one segment.
 std::vector<RankWork> work_of_ranks(const Plan& plan, const PlanLoads& loads) {
   std::vector<RankWork> work;
   work.reserve(plan.ranks.size());
   for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
     const auto rank = static_cast<std::int32_t>(r);
-    const std::int64_t remote_area = coming_area(plan.ranks[r]) + loads.area(rank, 1);
+    const std::int64_t remote_area = in_flight_area(plan.ranks[r]) + loads.area(rank, 1);
     work.push_back({.own_area = loads.rank_area(rank) - remote_area,
                     .remote_area = remote_area,
                     .rows_q = plan.placement_q.rows_of(rank),
@@ -231,13 +232,13 @@ std::vector<RankWork> work_of_ranks(const Plan& plan, const PlanLoads& loads) {
   return work;
 }
 
-/// The forward of a rank with overlap degree 0: one attend of all keys, which takes them as they
-/// come or, between nodes, once they are gathered beside copies of own ones.
+/// The forward of a rank with overlap degree 0: one attention call of all keys, which takes them as
+/// they come or, between nodes, once they are gathered beside copies of own ones.
 std::int64_t gathered_ns(const RankWork& work, const Rates& rates) {
   const std::int64_t exchange = rates.exchange_ns(work.traffic, bytes_per_row(rates.config), {});
   const std::int64_t attend = rates.attend_ns(work.own_area + work.remote_area, {});
   if (has_nodes(rates.config)) return exchange + rates.copy_ns(work.rows_k) + attend;
-  return std::max(attend, exchange + left_behind_last_keys(rates.coming_ns(work.remote_area)));
+  return std::max(attend, exchange + left_behind_last_keys(rates.in_flight_ns(work.remote_area)));
 }
 
 /// Forward steps of a rank whose remote keys come in `num_parts` exchanges.

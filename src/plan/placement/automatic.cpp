@@ -125,7 +125,7 @@ Candidate search_from(const Setting& setting, const Keys& keys, const Assignment
   return {std::move(found), cost};
 }
 
-/// How full the greedy start makes ranks.
+/// The load to which the greedy start fills ranks.
 AreaCaps soft_caps(const Setting& setting) {
   const std::int64_t mean = setting.table.total_area() / setting.limits.num_ranks;
   const bool is_many = ranks_together(setting.limits) > kManyRanks;
@@ -162,7 +162,7 @@ Candidate slow(const Setting& setting, const Keys& keys, Candidate best) {
   return best;
 }
 
-/// What is asked of a search.
+/// The request to a search.
 struct Search {
   bool has_closed_forms = true;
   bool is_thorough = false;

@@ -18,7 +18,7 @@ class BlockKeys {
 
   explicit BlockKeys(const ChunkTable& table);
 
-  /// As MonotoneKeys::visit_cost.
+  /// Does what MonotoneKeys::visit_cost does.
   std::int64_t visit_cost() const { return 2 + static_cast<std::int64_t>(words_) / 3; }
 
   /// Remote rows that the chunk adds to a rank that holds `chunks`; may be negative.
@@ -34,7 +34,7 @@ class BlockKeys {
     std::int64_t swap(std::size_t a, std::size_t b) const;
 
    private:
-    /// What one rank needs and holds.
+    /// The rows that one rank needs and holds.
     struct Side {
       std::span<const std::int32_t> chunks;
       std::vector<Word> once;   // needed by a chunk

@@ -9,7 +9,7 @@
 
 namespace magi {
 
-/// What placement needs to know of a mask: per chunk of query rows its area and the keys it sees.
+/// The table that placement needs of a mask: per chunk of query rows its area and the keys it sees.
 struct ChunkTable {
   std::int32_t num_rows = 0;  ///< padded
   std::int32_t chunk_size = 0;

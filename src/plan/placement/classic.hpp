@@ -13,11 +13,11 @@ namespace magi {
 /// Chunk -> rank.
 using Assignment = std::vector<std::int32_t>;
 
-/// What all algorithms obey.
+/// The limits that all algorithms obey.
 struct PlacementLimits {
   std::int32_t num_ranks = 1;
   std::int32_t max_chunks = 1;  ///< per rank
-  /// Where above 0, searches exchange chunks between ranks of one node only.
+  /// If above 0, searches exchange chunks between ranks of one node only.
   std::int32_t devices_per_node = 0;
 };
 

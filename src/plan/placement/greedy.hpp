@@ -61,7 +61,7 @@ class AffinityGreedy {
     return {node * limits_.devices_per_node, (node + 1) * limits_.devices_per_node};
   }
 
-  /// Of all ranks, or of the few of a node.
+  /// The lightest of all ranks, or of the few of a node.
   std::size_t lightest(Range ranks) const {
     if (node_of_.empty()) return lightest_.rank();
     std::size_t best = load_.size();

@@ -28,8 +28,8 @@ class MonotoneKeys {
   /// Every chunk sees the keys from row 0 to its own end: one causal document.
   bool is_one_causal_document(const ChunkTable& table) const;
 
-  /// What the chunk adds to a rank that holds `chunks` (ascending, without it), in remote rows up
-  /// to a constant of the chunk.
+  /// The rows that the chunk adds to a rank that holds `chunks` (ascending, without it), in remote
+  /// rows up to a constant of the chunk.
   std::int32_t cost_of_adding(std::int32_t chunk, std::span<const std::int32_t> chunks) const;
 
   /// Remote rows summed over ranks, for chunk -> rank.

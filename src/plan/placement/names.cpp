@@ -10,7 +10,7 @@
 namespace magi {
 namespace {
 
-/// In the order of PlacementAlgorithm.
+/// The names in the order of PlacementAlgorithm.
 constexpr std::array<const char*, kNumPlacementAlgorithms> kNames = {
     "auto", "thorough", "zigzag", "affinity", "min_heap", "random_select", "sequential_select"};
 

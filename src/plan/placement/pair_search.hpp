@@ -12,8 +12,8 @@
 
 namespace magi {
 
-/// What a search minimises: remote rows, plus a price for area above largest_area that is counted
-/// in rows (chunk_size pairs of area make about one row).
+/// The objective that a search minimises: remote rows, plus a price for area above largest_area
+/// that is counted in rows (chunk_size pairs of area make about one row).
 struct SearchTarget {
   std::int64_t largest_area = 0;
   std::int32_t chunk_size = 1;

@@ -10,7 +10,7 @@
 
 namespace magi::planner {
 
-/// What every rank computes and which keys it lacks, in global coordinates.
+/// The slices that every rank computes and the keys that it lacks, in global coordinates.
 struct Needs {
   std::vector<BandSlice> cuts;            ///< shrunk parts of the slices, grouped by query run
   std::vector<std::size_t> run_begin;     ///< [runs + 1] into cuts

@@ -20,7 +20,7 @@ struct Scratch {
   std::vector<std::size_t> cut_begin;  ///< [num_segments] first slice of the cut at hand
 };
 
-/// How the keys that `rank` receives lie in its segments.
+/// The way the keys that `rank` receives lie in its segments.
 ReceivedShape received_shape(const RankInputs& inputs, std::int32_t rank) {
   const StageShape& shape = inputs.shape;
   const std::int32_t remote = inputs.needs.remote_rows[static_cast<std::size_t>(rank)];
@@ -108,8 +108,9 @@ RankPlan build_rank(const RankInputs& inputs, std::int32_t rank, Scratch& scratc
   return own;
 }
 
-/// As many transfers as there are runs behind the rows that ranks lack, and two cuts and a copy for
-/// each rank: a little more than there will be, counted because growing a long list copies it.
+/// Counts as many transfers as there are runs behind the rows that ranks lack, and two cuts and a
+/// copy for each rank: a little more than there will be, counted because growing a long list copies
+/// it.
 std::size_t count_transfers(const RankInputs& inputs) {
   const Layout& layout = inputs.layout_k;
   const auto num_parts = static_cast<std::size_t>(inputs.shape.num_receive_segments());

@@ -10,7 +10,7 @@
 
 namespace magi::planner {
 
-/// Where global rows [begin, end) lie on one rank.
+/// The place where global rows [begin, end) lie on one rank.
 struct RowPiece {
   std::int32_t begin = 0;
   std::int32_t end = 0;
@@ -18,7 +18,7 @@ struct RowPiece {
   std::int32_t row = 0;  ///< row of `begin` inside the segment
 };
 
-/// How the rows that a rank receives lie in its segments.
+/// The way the rows that a rank receives lie in its segments.
 struct ReceivedShape {
   std::int32_t num_rows = 0;   ///< of all that it receives
   std::int32_t num_parts = 1;  ///< shared out to the segments from 1 on

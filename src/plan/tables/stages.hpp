@@ -8,7 +8,7 @@
 
 namespace magi::planner {
 
-/// How received keys are divided, the same on all ranks.
+/// The way received keys are divided, the same on all ranks.
 struct StageShape {
   StageMode mode = StageMode::Heads;  ///< Heads or Rows
   std::int32_t num_exchanges = 0;     ///< of keys and values; 0 where nobody receives anything
@@ -38,8 +38,9 @@ Range share_of(std::int32_t count, std::int32_t num_parts, std::int32_t part);
 /// The exchanges of keys and values, then those of their gradients, stage by stage.
 std::vector<Exchange> make_exchanges(const StageShape& shape, const PlanConfig& config);
 
-/// The attends of one rank: own keys (where they are gathered: all keys), then the keys of each
-/// stage that show it any. `segment_begin` holds the first slice of each key segment, and the end.
+/// The attention calls of one rank: own keys (where they are gathered: all keys), then the keys of
+/// each stage that show it any. `segment_begin` holds the first slice of each key segment, and the
+/// end.
 std::vector<Attend> make_attends(const StageShape& shape, const std::vector<Exchange>& exchanges,
                                  const PlanConfig& config,
                                  const std::vector<std::int32_t>& segment_begin);

@@ -13,7 +13,7 @@ std::int32_t segment_of(const Attend& attend, Space space) {
   return space == Space::Keys ? attend.k_segment : attend.q_segment;
 }
 
-/// The last attend that writes rows which `exchange` sends or adds to; -1: there is none.
+/// The last attention call that writes rows which `exchange` sends or adds to; -1: there is none.
 std::int32_t last_writer(const std::vector<Attend>& attends, const Exchange& exchange) {
   for (std::size_t i = attends.size(); i-- > 0;) {
     const std::int32_t segment = segment_of(attends[i], space_of(exchange.role));
@@ -60,7 +60,7 @@ class PassBuilder {
     return static_cast<std::int32_t>(steps_.size()) - 1;
   }
 
-  /// The step that brings an attend's rows of one space; -1: they are the rank's own.
+  /// The step that brings an attention call's rows of one space; -1: they are the rank's own.
   std::int32_t source_of(const Attend& attend, Space space) const {
     const std::int32_t segment = segment_of(attend, space);
     for (std::size_t i = 0; segment > 0 && i < outgoing_.size(); ++i) {
@@ -73,7 +73,7 @@ class PassBuilder {
     return -1;
   }
 
-  /// Starts, in their order, the returning exchanges that wait for no attend after `done`.
+  /// Starts, in their order, the returning exchanges that wait for no attention call after `done`.
   void add_returns(std::int32_t done) {
     for (; next_return_ < returning_.size(); ++next_return_) {
       const std::size_t e = returning_[next_return_];

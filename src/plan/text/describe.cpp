@@ -73,7 +73,7 @@ void describe_placement(std::ostringstream& out, const Plan& plan) {
   out << "balance    " << fixed(plan.report.balance, 4) << " (largest area / mean)\n";
 }
 
-/// What a plan receives when, in words.
+/// Says what a plan receives when, in words.
 std::string stages_text(const Plan& plan) {
   const std::int32_t num_remote = num_stages(plan) - 1;
   if (plan.exchanges.empty()) return "own keys only, nothing is received";
@@ -91,7 +91,7 @@ std::string stages_text(const Plan& plan) {
   return text;
 }
 
-/// What crosses between nodes in a forward.
+/// Says what crosses between nodes in a forward.
 void describe_nodes(std::ostringstream& out, const Plan& plan) {
   if (!has_nodes(plan.config)) return;
   const std::int32_t size = plan.config.devices_per_node;

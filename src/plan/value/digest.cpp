@@ -33,8 +33,8 @@ void add_slices(Digest& digest, const std::vector<BandSlice>& slices) {
   }
 }
 
-/// The integers that shape work and bytes, and the cost model: it chooses stages here and patience
-/// in the kernels. Placement options only lead to the tables that follow.
+/// The integers that shape work and bytes, and the cost model: it chooses stages here and spin
+/// budget in the kernels. Placement options only lead to the tables that follow.
 void add_config(Digest& digest, const PlanConfig& config) {
   digest.add(config.num_ranks, config.element_bytes);
   digest.add(config.num_heads_q, config.num_heads_kv);

@@ -111,7 +111,7 @@ class PairSums {
       sums[place] = 0;
     }
   }
-  /// What a node's ranks have handed on in the segment at hand.
+  /// The rows that a node's ranks have handed on in the segment at hand.
   void finish() {
     const std::int32_t begin = last_.node * node_size_;
     for (std::int32_t place = 0; place < node_size_; ++place) {

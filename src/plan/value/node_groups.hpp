@@ -21,7 +21,7 @@ struct Reading {
   std::int32_t reader = 0;  ///< rank
 };
 
-/// What the ranks of one node read of one owner in one segment, ordered by `begin`.
+/// The rows that the ranks of one node read of one owner in one segment, ordered by `begin`.
 struct NodeGroup {
   Space space = Space::Keys;
   std::int16_t segment = 0;

@@ -8,11 +8,11 @@
 
 namespace magi::planner {
 
-/// What of that which returns is whole on all ranks of a plan: of each row and head one attend of
-/// one rank makes it, and the owner makes none but that of no keys. It then travels in the type of
-/// the result and is put into place, where parts travel as they are summed and are added. So it is
-/// with shares of the heads in one group. With sinks, whose share of a result is its owner's,
-/// results are parts nevertheless; plans know of none.
+/// The returning rows that are whole on all ranks of a plan: of each row and head one attention
+/// call of one rank makes it, and the owner makes none but that of no keys. It then travels in the
+/// type of the result and is put into place, where parts travel as they are summed and are added.
+/// So it is with shares of the heads in one group. With sinks, whose share of a result is its
+/// owner's, results are parts nevertheless; plans know of none.
 class WholeReturns {
  public:
   /// Nothing is.

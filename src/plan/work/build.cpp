@@ -20,7 +20,8 @@ struct Missing {
   std::int32_t num_rows = 0;
 };
 
-/// What a rank lacks of the rows that its pieces read; all of them where own rows are copied too.
+/// The rows that a rank lacks of the rows that its pieces read; all of them where own rows are
+/// copied too.
 Missing find_missing(std::span<const WorkPiece> pieces, Space space, const WorkInputs& inputs,
                      std::int32_t rank) {
   const Layout& layout = space == Space::Keys ? inputs.layout_k : inputs.layout_q;
@@ -48,7 +49,7 @@ Missing find_missing(std::span<const WorkPiece> pieces, Space space, const WorkI
   return missing;
 }
 
-/// What all ranks agree on: stages, and which segments there are.
+/// The values that all ranks agree on: stages, and which segments there are.
 struct WorkStages {
   StageShape shape;
   bool is_moving_keys = false;
@@ -108,7 +109,7 @@ std::vector<Exchange> make_work_exchanges(const WorkStages& stages, const PlanCo
   return exchanges;
 }
 
-/// Lists the attends of one rank: own queries and keys first, then what each stage brings.
+/// Lists the attention calls of one rank: own queries and keys first, then what each stage brings.
 class AttendList {
  public:
   AttendList(const WorkStages& stages, const PlanConfig& config,
@@ -164,8 +165,8 @@ class AttendList {
   std::vector<Attend> attends_;
 };
 
-/// As many transfers as runs lie behind the rows that ranks lack, and a cut for each stage: a
-/// little more than there will be, counted because growing a long list copies it.
+/// Counts as many transfers as runs lie behind the rows that ranks lack, and a cut for each stage:
+/// a little more than there will be, counted because growing a long list copies it.
 std::size_t count_transfers(const std::vector<Missing>& missing, const Layout& layout,
                             std::int32_t num_stages) {
   std::size_t count = missing.size() * static_cast<std::size_t>(num_stages);
@@ -231,7 +232,7 @@ class WorkBuilder {
     }
   }
 
-  /// Where the rank reads rows: received ones, and own ones unless they are among those.
+  /// The places where the rank reads rows: received ones, and own ones unless they are among those.
   void list_rows(const Layout& layout, std::int32_t rank, std::int32_t own_segment,
                  std::vector<RowPiece>& rows) const {
     if (inputs_.is_collecting) {

@@ -52,7 +52,7 @@ class HeadStages {
     for (const RankPlan& rank : plan.ranks) attends_.push_back(rank.attends);
   }
 
-  /// As a build for the degree `count` leaves the plan.
+  /// Leaves the plan as a build for the degree `count` leaves the plan.
   void set(std::int32_t count, Plan& plan) const {
     const auto heads_of = [&](std::int32_t stage) {
       return share_of(plan.config.num_heads_kv, count, stage);

@@ -16,7 +16,7 @@ using Build = std::function<void(std::int32_t)>;
 /// Leaves a plan as `build` makes it for the degree of the least predicted time of both passes, of
 /// equals 0, else the first. By heads the tables of one stage are built, and those of more made
 /// from them. Returns what the steps move and compute. `num_shares`: of the heads, where the plan
-/// is one of flat rows.
+/// is one of per-share rows.
 PlanLoads build_fastest(Plan& plan, const Build& build, const std::vector<std::int32_t>& degrees,
                         std::int32_t num_shares = 1);
 

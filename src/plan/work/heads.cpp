@@ -23,7 +23,7 @@ Layout layout_of_groups(const Placement& placement, std::int32_t group_size) {
                                            std::move(chunk_group)));
 }
 
-/// What each group computes for its own queries.
+/// The slices that each group computes for its own queries.
 std::vector<WorkPiece> pieces_of_own_queries(const Mask& mask, const Layout& layout_q,
                                              const Layout& layout_k) {
   const Needs needs = find_needs(mask, layout_q, layout_k);
@@ -37,7 +37,7 @@ std::vector<WorkPiece> pieces_of_own_queries(const Mask& mask, const Layout& lay
   return pieces;
 }
 
-/// What each group computes, in rows of the sequence.
+/// The slices that each group computes, in rows of the sequence.
 std::vector<WorkPiece> pieces_of_groups(const Plan& plan) {
   const std::int32_t group_size = plan.num_head_shares;
   const std::int32_t num_groups = plan.config.num_ranks / group_size;
@@ -57,7 +57,7 @@ std::vector<WorkPiece> pieces_of_groups(const Plan& plan) {
              : find_pieces(plan.mask, layout_q, layout_k, plan.config);
 }
 
-/// The pieces of a group for each of its ranks, in flat rows of the rank's share.
+/// The pieces of a group for each of its ranks, in per-share rows of the rank's share.
 std::vector<WorkPiece> pieces_of_shares(const Plan& plan) {
   const std::vector<WorkPiece> pieces = pieces_of_groups(plan);
   const auto rows_q = static_cast<std::int32_t>(rows_per_share(plan.placement_q));

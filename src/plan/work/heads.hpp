@@ -14,8 +14,8 @@ namespace magi::planner {
 /// `num_shares` shares. Neighbouring ranks form groups of `num_shares`, and each rank of a group
 /// computes its share for the same pairs: all of them where there is one group, else what moving
 /// queries and keys between groups costs least. A rank copies the rows of its share that it owns
-/// beside those that come, so that one attend reads all of a stage. Returns what the steps move and
-/// compute.
+/// beside those that come, so that one attention call reads all of a stage. Returns what the steps
+/// move and compute.
 PlanLoads plan_heads(std::int32_t num_shares, Plan& plan);
 
 }  // namespace magi::planner

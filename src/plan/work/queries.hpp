@@ -14,7 +14,7 @@ namespace magi::planner {
 /// Bytes over a forward and a backward of one query row and one key row that a rank does not own.
 RowCosts row_costs(const PlanConfig& config);
 
-/// What each rank of the layouts computes, by the row costs of a config.
+/// The slices that each rank of the layouts computes, by the row costs of a config.
 std::vector<WorkPiece> find_pieces(const Mask& mask, const Layout& layout_q, const Layout& layout_k,
                                    const PlanConfig& config);
 

@@ -38,11 +38,11 @@ class Readers {
   std::int32_t& count(std::int32_t rank, std::int32_t part) {
     return counts_[static_cast<std::size_t>(rank) * num_parts_ + static_cast<std::size_t>(part)];
   }
-  /// What a rank without tiles of a part must fetch for one of them.
+  /// The cost that a rank without tiles of a part must fetch for one of them.
   std::int64_t fetched(std::int32_t part, std::int32_t rank) {
     return owner(part) != rank && count(rank, part) == 0 ? cost(part) : 0;
   }
-  /// What a rank no longer fetches without `num_tiles` of its tiles of a part.
+  /// The cost that a rank no longer fetches without `num_tiles` of its tiles of a part.
   std::int64_t freed(std::int32_t part, std::int32_t num_tiles, std::int32_t rank) {
     return owner(part) != rank && count(rank, part) == num_tiles ? cost(part) : 0;
   }

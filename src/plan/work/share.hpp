@@ -8,13 +8,13 @@
 
 namespace magi::planner {
 
-/// What it costs that a rank reads one row which it does not own, in bytes over both passes.
+/// The cost of a rank that reads one row which it does not own, in bytes over both passes.
 struct RowCosts {
   std::int64_t q = 0;  ///< the query there; its results and gradient back
   std::int64_t k = 0;  ///< the key and value there, twice; their gradients back
 };
 
-/// How long the search is. [moves tried for each tile]
+/// The length of the search. [moves tried for each tile]
 struct WorkEffort {
   std::int32_t moves_per_tile = 200;
   std::int64_t most_moves = 400'000;

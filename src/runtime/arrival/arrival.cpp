@@ -20,8 +20,8 @@ comm::PendingKeys& start_keys(StepCall& call, const comm::KeyPush& push) {
 }
 
 KeyArrivals arrivals_of(const StepCall& call, const comm::PendingKeys& keys) {
-  constexpr std::int64_t kLeastPatience = 300'000;  // ns
-  constexpr std::int64_t kBytesPerNs = 100;         // half of what links bring
+  constexpr std::int64_t kLeastSpinBudget = 300'000;  // ns
+  constexpr std::int64_t kBytesPerNs = 100;           // half of what links bring
   const Exchange& exchange = call.exchange_of(call.list()[kKeys]);
   std::int64_t row_bytes = 0;
   for (const TensorView& tensor : call.tensors(Role::KeysValues, -1, exchange.heads)) {
@@ -29,9 +29,9 @@ KeyArrivals arrivals_of(const StepCall& call, const comm::PendingKeys& keys) {
         tensor.shape[1] * tensor.shape[2] * static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
   }
   const std::int64_t bytes = call.steps.rows_of(exchange).num_rows * row_bytes;
-  KeyArrivals arrivals{.patience_ns = kLeastPatience + bytes / kBytesPerNs};
+  KeyArrivals arrivals{.spin_budget_ns = kLeastSpinBudget + bytes / kBytesPerNs};
   if (keys.is_awaited_by_push()) return arrivals;
-  const comm::ArrivalWords words = keys.arrival_words();
+  const comm::ArrivalFlags words = keys.arrival_flags();
   arrivals.flags = words.flags;
   arrivals.expected = words.expected;
   arrivals.is_beside_push = true;

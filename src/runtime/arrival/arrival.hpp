@@ -4,10 +4,11 @@
 #include "comm/nvlink/peer_exchanger.hpp"
 #include "runtime/step_call.hpp"
 
-// The arrival pass: plans whose one attend waits for keys of others (RankSteps::is_arrival), over
-// ranks that write each other's memory. Attention starts while its keys come, and its partial
-// gradients go straight to their owners. forward.cpp and backward.cpp read from top to bottom in
-// the order in which work is enqueued. The calls are as those of the walk (walk/walk.hpp).
+// The arrival pass: plans whose one attention call waits for keys of others
+// (RankSteps::is_arrival), over ranks that write each other's memory. Attention starts while its
+// keys come, and its partial gradients go straight to their owners. forward.cpp and backward.cpp
+// read from top to bottom in the order in which work is enqueued. The calls are as those of the
+// walk (walk/walk.hpp).
 namespace magi::arrival {
 
 void run_forward(StepCall& call, const PreparedForward& attention, const AttentionInputs& inputs,

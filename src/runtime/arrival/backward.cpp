@@ -132,7 +132,7 @@ void run_backward(StepCall& call, const PreparedBackward& attention, const Atten
     const BackwardArgs args = sums.args_of(attend);
     const KeyArrivals arrivals = arrivals_of(call, *keys);
     const auto gradients = place_gradients(call, attend, results);
-    const auto run = attention.begin_coming(
+    const auto run = attention.begin_in_flight(
         args, workspace, {.keys = arrivals, .gradients = gradients}, call.stream);
     keys->guard_places(run->places());
     // A push that waits for keys may turn the places into local ones: they are stored by then.

@@ -37,7 +37,7 @@ void run_forward(StepCall& call, const PreparedForward& attention, const Attenti
       arrivals.own_v = own[1];
     }
     guard_result(*keys, args.out);
-    const auto run = attention.begin_coming(args, workspace, arrivals, call.stream);
+    const auto run = attention.begin_in_flight(args, workspace, arrivals, call.stream);
     keys->push(call.stream);
     run->attend();
     call.await(kKeys);

@@ -22,7 +22,7 @@
 // src/runtime/README.md follows a call and names the files.
 namespace magi {
 
-/// What a rank keeps between calls.
+/// The state that a rank keeps between calls.
 struct AttentionState {
   AttentionState(std::shared_ptr<const Plan> given, Communicator& group,
                  const AttentionOptions& choices)
@@ -70,7 +70,7 @@ struct AttentionState {
 
 namespace {
 
-/// What no device allows. StepMemory checks the rest, when a call tells the device.
+/// Refuses what no device allows. StepMemory checks the rest, when a call tells the device.
 void check_choices(const AttentionOptions& options) {
   if ((options.allocator.allocate == nullptr) != (options.allocator.release == nullptr)) {
     throw invalid("options.allocator", "one function", "allocate and release, or neither");
@@ -130,7 +130,7 @@ std::size_t DistributedAttention::workspace_bytes() const {
 
 namespace {
 
-/// Runs a call whose tensors are set: run(what prepare() gives), in flat rows where the plan's
+/// Runs a call whose tensors are set: run(what prepare() gives), in per-share rows where the plan's
 /// heads are in several shares.
 template <typename Prepare, typename Run>
 void run_pass(AttentionState& state, StepCall& call, const Prepare& prepare, const Run& run) {
@@ -163,7 +163,7 @@ void DistributedAttention::forward(const AttentionInputs& inputs, const Attentio
   run_pass(
       state, call, [&]() -> auto& { return memory.attends().forward(inputs.q.dtype); },
       [&](const PreparedAttends<PreparedForward>& prepared) {
-        if (memory.attends().takes_coming_keys()) {
+        if (memory.attends().takes_in_flight_keys()) {
           arrival::run_forward(call, *prepared.front(), inputs, result.max_logits);
         } else {
           walk::run_forward(call, prepared, inputs, result.max_logits);
@@ -188,7 +188,7 @@ void DistributedAttention::backward(const AttentionInputs& inputs, const Attenti
   run_pass(
       state, call, [&]() -> auto& { return memory.attends().backward(kind); },
       [&](const PreparedAttends<PreparedBackward>& prepared) {
-        if (memory.attends().takes_coming_keys()) {
+        if (memory.attends().takes_in_flight_keys()) {
           arrival::run_backward(call, *prepared.front(), inputs, input_gradients.dsink);
         } else {
           walk::run_backward(call, prepared, inputs, input_gradients.dsink);

@@ -9,7 +9,7 @@
 
 namespace magi {
 
-/// What a tensor argument must be; `name` is the argument's.
+/// The form that a tensor argument must have; `name` is the argument's.
 struct TensorRule {
   const char* name;
   std::initializer_list<std::int64_t> shape;

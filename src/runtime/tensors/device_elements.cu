@@ -64,7 +64,7 @@ __global__ __launch_bounds__(kThreads) void convert_kernel(const __grid_constant
   }
 }
 
-/// Of any types and sizes, an element at a time.
+/// Copies any types and sizes, an element at a time.
 struct AnyConversion {
   Rows source, target;
   std::int64_t num_elements;

@@ -6,8 +6,8 @@
 namespace magi::walk {
 namespace {
 
-/// Lends where the attends of each query segment write their maxima, which the first overwrites:
-/// heads by segment. One segment writes the result itself.
+/// Lends where the attention calls of each query segment write their maxima, which the first
+/// overwrites: heads by segment. One segment writes the result itself.
 TensorView lend_maxima(StepCall& call, const TensorView& max_logits) {
   const auto num_segments = static_cast<std::int64_t>(call.steps.q_segments.size());
   if (max_logits.empty() || (num_segments == 1 && call.steps.rows_q > 0)) return max_logits;

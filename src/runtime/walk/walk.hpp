@@ -18,7 +18,7 @@ void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepa
                   const AttentionInputs& inputs, const TensorView& dsink);
 
 /// Walks the steps, each behind the exchanges that it waits for: calls exchange(step) or run(what
-/// is prepared for an attend, the attend, workspace).
+/// is prepared for an attention call, the attention call, workspace).
 template <typename Prepared, typename RunAttend, typename StartExchange>
 void walk_steps(StepCall& call, const PreparedAttends<Prepared>& prepared, const RunAttend& run,
                 const StartExchange& exchange) {

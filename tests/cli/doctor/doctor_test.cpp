@@ -56,7 +56,7 @@ TEST(Doctor, TheLeastOfRanksIsKnownToAll) {
             [](Communicator& group) { EXPECT_EQ(least_of_ranks(group, 2.0 - group.rank()), 0.0); });
 }
 
-/// Checks over ranks that are threads; `place_of` may spoil what a rank reads back.
+/// Checks over ranks that are threads; `place_of` may poison what a rank reads back.
 std::vector<std::string> check_over(std::int32_t num_ranks, const std::string& backend,
                                     const std::function<RankPlace(Communicator&)>& place_of) {
   return check_small_attention(num_ranks, backend, [&](const RankBody& body) {
@@ -65,7 +65,7 @@ std::vector<std::string> check_over(std::int32_t num_ranks, const std::string& b
 }
 
 TEST(Doctor, ASmallAttentionIsRightAndErrorsPlantedInARankAreFound) {
-  const auto spoil = [](Communicator& group) {
+  const auto poison = [](Communicator& group) {
     RankPlace place = host_place();
     if (group.rank() + 1 < group.num_ranks()) return place;
     constexpr int kInputs = 4;
@@ -79,7 +79,7 @@ TEST(Doctor, ASmallAttentionIsRightAndErrorsPlantedInARankAreFound) {
   const auto at_host = [](Communicator&) { return host_place(); };
   for (const std::int32_t num_ranks : {1, 2}) {
     EXPECT_TRUE(check_over(num_ranks, "cpu", at_host).empty());
-    EXPECT_EQ(check_over(num_ranks, "cpu", spoil).size(), 5u);
+    EXPECT_EQ(check_over(num_ranks, "cpu", poison).size(), 5u);
     EXPECT_THROW(check_over(num_ranks, "no such", at_host), InvalidArgument);
   }
 }

@@ -47,7 +47,7 @@ TEST_F(GpuDoctor, ASmallAttentionIsRightAndPlantedErrorsAreFound) {
   for (const std::int32_t num_ranks : {1, 2}) {
     for (const std::string& finding : check_on_one(num_ranks, same)) ADD_FAILURE() << finding;
   }
-  const auto spoil = [](const RankPlace& place) {
+  const auto poison = [](const RankPlace& place) {
     RankPlace wrong = place;
     constexpr int kInputs = 4;
     wrong.copy_sync = [copy = place.copy_sync, num_copies = std::make_shared<int>(0)](
@@ -57,7 +57,7 @@ TEST_F(GpuDoctor, ASmallAttentionIsRightAndPlantedErrorsAreFound) {
     };
     return wrong;
   };
-  EXPECT_EQ(check_on_one(1, spoil).size(), 5U);
+  EXPECT_EQ(check_on_one(1, poison).size(), 5U);
   if (device_count() < 2) GTEST_SKIP() << "one GPU alone: the part over two was not run";
   const auto on_two = check_small_attention(
       2, "sm90", [](const RankBody& body) { EXPECT_NE(run_gpu_ranks(2, body), ""); });

@@ -463,7 +463,7 @@ struct TwoSums {
 };
 
 TEST_F(PeerKernels, SumsAreRoundedAsTheirPartsCome) {
-  for (const bool is_coming : {true, false}) {
+  for (const bool is_in_flight : {true, false}) {
     const PeerPair pair;
     for (const std::size_t rank : {0, 1}) pair.begin(rank, {.digest = 7});
     TwoSums sums;
@@ -476,16 +476,16 @@ TEST_F(PeerKernels, SumsAreRoundedAsTheirPartsCome) {
     arrival.is_telling = true;
     EXPECT_TRUE(
         comm::launch_round_arriving(sums.partials(pair), pair.view(0), arrival, pair.stream(0)));
-    if (is_coming) {
+    if (is_in_flight) {
       comm::RowArrival told = pair.arrival(1, false);
       told.is_telling = true;
       comm::launch_await(pair.view(1), told, pair.stream(1));
     }
     pair.wait_sync();
-    EXPECT_EQ(pair.mailbox(0).failed, is_coming ? PeerWait::None : PeerWait::Rows);
+    EXPECT_EQ(pair.mailbox(0).failed, is_in_flight ? PeerWait::None : PeerWait::Rows);
     EXPECT_EQ(sums.result(1), 3.0f);
     const float sum = sums.result(0);
-    EXPECT_TRUE(is_coming ? sum == 3.5f : std::isnan(sum)) << sum;
+    EXPECT_TRUE(is_in_flight ? sum == 3.5f : std::isnan(sum)) << sum;
     const auto words = to_host_sync<PeerControl>(pair.view(0).control[1], 1).front();
     EXPECT_EQ(words.arrived[0][0][0], 1u);
   }

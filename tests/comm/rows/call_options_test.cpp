@@ -46,7 +46,7 @@ TEST(CallOptions, NumbersThatAreOneInFloat32AreEqual) {
   EXPECT_EQ(differing_after([](auto& o) { o.softcap = -0.0; }), "");
 }
 
-TEST(CallOptions, ASinkOfAnyShapeSpoilsNoOtherOption) {
+TEST(CallOptions, ASinkOfAnyShapePoisonsNoOtherOption) {
   EXPECT_EQ(differing_after([](auto& o) { o.sink_axes = 4, o.num_sinks = 1'000'000; }), "sink");
 }
 

@@ -50,9 +50,9 @@ TEST(PartGradientsTest, RefusesWhatIsAddedTo) {
 }
 
 TEST(PartGradientsTest, RefusesPlacesThatCannotBeWritten) {
-  const auto refuses = [](auto spoil) {
+  const auto refuses = [](auto poison) {
     std::vector<PartGradients> places = good_places();
-    spoil(places[0]);
+    poison(places[0]);
     EXPECT_THROW(check_part_gradients(places, args_of_bfloat16(), 3), InvalidArgument);
   };
   refuses([](PartGradients& place) { place.dk = nullptr; });

@@ -11,13 +11,13 @@
 namespace magi::testing {
 namespace {
 
+using reference::Decision;
 using reference::DenseGradients;
 using reference::DenseInput;
 using reference::DenseOutput;
 using reference::judge_exact;
 using reference::judge_rounded;
 using reference::Rounding;
-using reference::Verdict;
 using Shape = std::vector<std::int64_t>;
 
 /// Close to normal, from one stream on every machine.
@@ -200,23 +200,23 @@ namespace {
 
 /// Judges an array whose elements have the case's result type. A GPU's products take 16-bit
 /// operands whatever that is.
-Verdict judge(const AttentionCase& test, const std::vector<double>& got,
-              const std::vector<double>& truth, const std::vector<double>& plain) {
+Decision judge(const AttentionCase& test, const std::vector<double>& got,
+               const std::vector<double>& truth, const std::vector<double>& plain) {
   if (test.is_on_gpu) return judge_rounded(got, truth, plain, test.dtype);
   if (test.result_dtype == test.real()) return judge_exact(got, truth, test.real());
   return judge_rounded(got, truth, plain, test.result_dtype);
 }
 
 /// lse or max_logits.
-Verdict judge_lse(const AttentionCase& test, const std::vector<double>& got,
-                  const std::vector<double>& truth) {
+Decision judge_lse(const AttentionCase& test, const std::vector<double>& got,
+                   const std::vector<double>& truth) {
   return test.is_on_gpu ? reference::judge_approximate(got, truth)
                         : judge_exact(got, truth, test.real());
 }
 
-void expect_holds(Verdict verdict, const char* name, double noise = 0.0) {
-  verdict.allowed += noise;
-  EXPECT_TRUE(verdict.holds()) << name << ": " << verdict.text();
+void expect_holds(Decision decision, const char* name, double noise = 0.0) {
+  decision.allowed += noise;
+  EXPECT_TRUE(decision.holds()) << name << ": " << decision.text();
 }
 
 /// What a gradient may be off beyond its rule, as its terms may cancel.

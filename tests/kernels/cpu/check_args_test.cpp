@@ -65,17 +65,17 @@ std::string message_of(const Args& args) {
   return "accepted";
 }
 
-std::string forward_message(const std::function<void(SoundCall&, ForwardArgs&)>& spoil) {
+std::string forward_message(const std::function<void(SoundCall&, ForwardArgs&)>& poison) {
   SoundCall call;
   ForwardArgs args = call.forward();
-  spoil(call, args);
+  poison(call, args);
   return message_of(args);
 }
 
-std::string backward_message(const std::function<void(SoundCall&, BackwardArgs&)>& spoil) {
+std::string backward_message(const std::function<void(SoundCall&, BackwardArgs&)>& poison) {
   SoundCall call;
   BackwardArgs args = call.backward();
-  spoil(call, args);
+  poison(call, args);
   return message_of(args);
 }
 

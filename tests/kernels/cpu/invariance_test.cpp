@@ -80,8 +80,8 @@ TEST(CpuInvariance, ResultsDoNotDependOnTheThreadCount) {
 }
 
 /// Rows [begin, end) of `array` become NaN.
-void spoil_rows(std::vector<double>& array, std::int32_t num_rows, std::int32_t begin,
-                std::int32_t end) {
+void poison_rows(std::vector<double>& array, std::int32_t num_rows, std::int32_t begin,
+                 std::int32_t end) {
   const std::size_t row = array.size() / static_cast<std::size_t>(num_rows);
   for (std::size_t i = static_cast<std::size_t>(begin) * row;
        i < static_cast<std::size_t>(end) * row; ++i) {
@@ -103,20 +103,20 @@ TEST(CpuInvariance, NanInRowsOutOfSightDoesNotLeak) {
     AttentionCase test = small_case(1, dtype, mask);
     const Everything clean = run_all(test);
     for (auto* array : {&test.dense.q, &test.dense.k, &test.dense.v, &test.dout}) {
-      spoil_rows(*array, 100, 40, 70);
+      poison_rows(*array, 100, 40, 70);
     }
-    const Everything spoiled = run_all(test);
+    const Everything poisoned = run_all(test);
     for (const Range rows : {Range{0, 40}, Range{70, 100}}) {
       const auto same = [&](const std::vector<double>& a, const std::vector<double>& b) {
         EXPECT_EQ(rows_of(a, 100, rows), rows_of(b, 100, rows)) << dtype_name(dtype);
       };
-      same(clean.forward.out, spoiled.forward.out);
-      same(clean.forward.lse, spoiled.forward.lse);
-      same(clean.grads.dq, spoiled.grads.dq);
-      same(clean.grads.dk, spoiled.grads.dk);
-      same(clean.grads.dv, spoiled.grads.dv);
+      same(clean.forward.out, poisoned.forward.out);
+      same(clean.forward.lse, poisoned.forward.lse);
+      same(clean.grads.dq, poisoned.grads.dq);
+      same(clean.grads.dk, poisoned.grads.dk);
+      same(clean.grads.dv, poisoned.grads.dv);
     }
-    for (const double lse : rows_of(spoiled.forward.lse, 100, {40, 70})) {
+    for (const double lse : rows_of(poisoned.forward.lse, 100, {40, 70})) {
       EXPECT_TRUE(std::isnan(lse));
     }
   }
@@ -128,7 +128,7 @@ TEST(CpuInvariance, NanInDoutOfARowWithoutKeysDoesNotLeakIntoSinks) {
   test.dense.num_sinks = 1;
   test.dense.sink.assign(4, 0.5);
   const Everything clean = run_all(test);
-  spoil_rows(test.dout, 30, 20, 30);
+  poison_rows(test.dout, 30, 20, 30);
   run_all(test).expect_same_bits(clean);
 }
 
@@ -139,10 +139,10 @@ TEST(CpuInvariance, NanBeyondTheDiagonalDoesNotLeak) {
   const AttentionCase test = small_case(2, DType::Float32, mask);
   const Everything clean = run_all(test);
   AttentionCase bad_key = test, bad_query = test;
-  spoil_rows(bad_key.dense.v, 20, 19, 20);
-  spoil_rows(bad_key.dense.k, 20, 19, 20);
-  spoil_rows(bad_query.dense.q, 20, 0, 1);
-  spoil_rows(bad_query.dout, 20, 0, 1);
+  poison_rows(bad_key.dense.v, 20, 19, 20);
+  poison_rows(bad_key.dense.k, 20, 19, 20);
+  poison_rows(bad_query.dense.q, 20, 0, 1);
+  poison_rows(bad_query.dout, 20, 0, 1);
   const Everything by_key = run_all(bad_key), by_query = run_all(bad_query);
   EXPECT_EQ(rows_of(clean.forward.out, 20, {0, 19}), rows_of(by_key.forward.out, 20, {0, 19}));
   EXPECT_EQ(rows_of(clean.grads.dq, 20, {0, 19}), rows_of(by_key.grads.dq, 20, {0, 19}));

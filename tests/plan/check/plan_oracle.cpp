@@ -165,7 +165,7 @@ class Oracle {
     }
   }
 
-  /// Slices belong to one group of attends each, in order, and stay inside its segments.
+  /// Slices belong to one group of attention calls each, in order, and stay inside its segments.
   void judge_slices(std::size_t r) const {
     const RankPlan& rank = plan_.ranks.at(r);
     std::vector<const Attend*> reader(rank.slices.size(), nullptr);
@@ -177,7 +177,7 @@ class Oracle {
                   at(attend.k_segment) < rank.k.segments.size() &&
                   is_within(attend.heads, heads_of_share(plan_)) && !attend.heads.empty() &&
                   is_within(attend.slices, static_cast<std::int64_t>(rank.slices.size())),
-              "an attend on what is not there");
+              "an attention call on what is not there");
       for (std::int32_t s = attend.slices.begin; s < attend.slices.end; ++s) {
         const Attend*& first = reader.at(at(s));
         if (first == nullptr) first = &attend;
@@ -351,14 +351,14 @@ class Oracle {
       const Attend& attend = rank.attends.at(at(step.index));
       ++runs[at(step.index)];
       for (std::int32_t h = attend.heads.begin; h < attend.heads.end; ++h) {
-        require(h >= 0 && h < heads_of_share(plan_), "head of an attend");
+        require(h >= 0 && h < heads_of_share(plan_), "head of an attention call");
         if (attend.k_segment != 0) judge_source(steps, step, Space::Keys, attend.k_segment, h);
         if (attend.q_segment != 0) judge_source(steps, step, Space::Queries, attend.q_segment, h);
         const bool is_first = written.insert({attend.q_segment, h}).second;
         require(is_first != attend.is_merging, "merging");
       }
     }
-    require(std::ranges::all_of(runs, [](int n) { return n == 1; }), "runs of an attend");
+    require(std::ranges::all_of(runs, [](int n) { return n == 1; }), "runs of an attention call");
     for (std::size_t s = 0; s < rank.q.segments.size(); ++s) {
       if (rank.q.segments[s].num_rows == 0) continue;
       for (std::int32_t h = 0; h < heads_of_share(plan_); ++h) {

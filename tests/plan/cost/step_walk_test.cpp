@@ -60,21 +60,21 @@ TEST(StepWalk, HiddenTimePassesBeforeWhatIsAwaitedEnds) {
         pass);
     return pass.end();
   };
-  EXPECT_EQ(returned(30), 30 + 100);       // gradients are home with the attend
+  EXPECT_EQ(returned(30), 30 + 100);       // gradients are home with the attention call
   EXPECT_EQ(returned(80), 80 + 100 + 30);  // they began to leave at its middle
 }
 
-TEST(StepWalk, ComingSlicesAreThoseBehindOwnKeys) {
+TEST(StepWalk, InFlightSlicesAreThoseBehindOwnKeys) {
   RankPlan rank{.slices = {{0, 8, 0, 8}, {0, 8, 4, 12, -2, 3}, {2, 6, 10, 12}},
                 .attends = {{.k_segment = 1, .slices = {0, 3}}}};
   rank.k.segments = {{.num_rows = 8}};
-  const std::vector<BandSlice> coming = coming_slices(rank);
+  const std::vector<BandSlice> coming = in_flight_slices(rank);
   ASSERT_EQ(coming.size(), 2u);
   EXPECT_EQ(coming[0].k0, 8);
   EXPECT_EQ(coming[0].k1, 12);
   EXPECT_EQ(coming[1], rank.slices[2]);
   rank.attends.clear();
-  EXPECT_TRUE(coming_slices(rank).empty());
+  EXPECT_TRUE(in_flight_slices(rank).empty());
 }
 
 }  // namespace

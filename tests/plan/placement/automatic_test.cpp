@@ -108,7 +108,7 @@ TEST(AutoPlacement, PrefersTheNodeByThePriceOfCrossing) {
   config.chunk_size = 64;
   for (const auto algorithm : {PlacementAlgorithm::Auto, PlacementAlgorithm::Thorough}) {
     config.algorithm = algorithm;
-    std::int64_t flat_rows = 0;
+    std::int64_t per_share_rows = 0;
     std::int64_t node_rows = 0;
     for (std::uint64_t seed = 0; seed < 5; ++seed) {
       SCOPED_TRACE(seed);
@@ -129,10 +129,10 @@ TEST(AutoPlacement, PrefersTheNodeByThePriceOfCrossing) {
       EXPECT_LE(price(by_node), price(flat));
       EXPECT_LE(placement_cost(mask, by_node).balance,
                 std::max(1.02, placement_cost(mask, flat).balance));
-      flat_rows += price(flat);
+      per_share_rows += price(flat);
       node_rows += price(by_node);
     }
-    EXPECT_LT(10 * node_rows, 9 * flat_rows) << placement_name(algorithm);
+    EXPECT_LT(10 * node_rows, 9 * per_share_rows) << placement_name(algorithm);
   }
 }
 

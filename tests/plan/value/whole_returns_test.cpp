@@ -69,7 +69,7 @@ TEST(WholeReturns, AreNoneOfRowsThatGoTwiceOrAreMadeTwice) {
     WholeReturns whole = of_plan(merging);
     merging.ranks[2].attends.push_back(merging.ranks[2].attends.back());
     whole.find(merging);
-    EXPECT_FALSE(whole.of(space)) << "two attends of one row";
+    EXPECT_FALSE(whole.of(space)) << "two attention calls of one row";
     merging.ranks[2].attends.pop_back();
     whole.find(merging);
     EXPECT_TRUE(whole.of(space));

@@ -82,8 +82,8 @@ std::size_t bytes_of(const TensorView& tensor) {
 
 }  // namespace
 
-KeySender::KeySender(const TensorView& k, const TensorView& v, const ComingKeys& coming)
-    : coming_(coming),
+KeySender::KeySender(const TensorView& k, const TensorView& v, const InFlightKeys& coming)
+    : in_flight_(coming),
       parts_(to_device_sync<KeyPart>(coming.parts)),
       flags_(static_cast<std::size_t>(std::max(num_flags(), 1)) * sizeof(std::uint64_t)),
       expected_(sizeof(std::uint64_t)),
@@ -103,7 +103,7 @@ void KeySender::take_away_sync() {
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   for (const Tensor& tensor : tensors_) {
     const auto row_bytes = bytes_of(tensor.view) / static_cast<std::size_t>(tensor.view.shape[0]);
-    for (const KeyPart& part : coming_.parts) {
+    for (const KeyPart& part : in_flight_.parts) {
       auto* rows = static_cast<std::uint8_t*>(tensor.view.data) +
                    static_cast<std::size_t>(part.rows.begin) * row_bytes;
       cuda_check(cudaMemset(rows, 0xff, static_cast<std::size_t>(part.rows.size()) * row_bytes),
@@ -125,8 +125,8 @@ void KeySender::send(std::span<const SendStep> steps, cudaStream_t stream) {
       "cudaMemcpyAsync");
   num_sent_ += steps.size();
   SendParams params{.parts = static_cast<const KeyPart*>(parts_.data()),
-                    .num_parts = static_cast<int>(coming_.parts.size()),
-                    .num_sources = coming_.num_sources,
+                    .num_parts = static_cast<int>(in_flight_.parts.size()),
+                    .num_sources = in_flight_.num_sources,
                     .flags = static_cast<unsigned long long*>(flags_.data()),
                     .expected = static_cast<const std::uint64_t*>(expected_.data()),
                     .steps = target,
@@ -137,7 +137,7 @@ void KeySender::send(std::span<const SendStep> steps, cudaStream_t stream) {
     params.tensors[i] = {.target = static_cast<uint4*>(view.data),
                          .source = static_cast<const uint4*>(tensors_[i].complete.data()),
                          .row_chunks = chunks,
-                         .section_chunks = chunks / coming_.num_sections};
+                         .section_chunks = chunks / in_flight_.num_sections};
   }
   send_kernel<<<1, kThreads, 0, stream>>>(params);
   cuda_check(cudaGetLastError(), "send_kernel");
@@ -159,16 +159,16 @@ void KeySender::send_behind(std::span<const SendStep> steps, const Stream& sendi
   await(stream);
 }
 
-KeyArrivals KeySender::arrivals(std::int64_t patience_ns) const {
+KeyArrivals KeySender::arrivals(std::int64_t spin_budget_ns) const {
   return {.flags = static_cast<const std::uint64_t*>(flags_.data()),
           .expected = static_cast<const std::uint64_t*>(expected_.data()),
-          .patience_ns = patience_ns};
+          .spin_budget_ns = spin_budget_ns};
 }
 
 std::vector<SendStep> KeySender::all_steps() const {
   std::vector<SendStep> steps;
-  for (std::int32_t section = 0; section < coming_.num_sections; ++section) {
-    for (std::int32_t source = 0; source < coming_.num_sources; ++source) {
+  for (std::int32_t section = 0; section < in_flight_.num_sections; ++section) {
+    for (std::int32_t source = 0; source < in_flight_.num_sources; ++source) {
       steps.push_back({source, section});
     }
   }

@@ -8,26 +8,27 @@
 
 #include "cuda/memory.hpp"
 #include "cuda/stream.hpp"
-#include "kernels/worklist/coming_keys.hpp"
+#include "kernels/schedule/host/in_flight_keys.hpp"
 #include "magi/tensor.hpp"
 #include "mask/random_mask.hpp"
 
 namespace magi::test {
 
-/// The rows of one source and arrival section.
+/// The rows of one source and arrival chunk.
 struct SendStep {
   std::int32_t source = 0;
   std::int32_t section = 0;
   std::int64_t delay_ns = 0;  ///< since the step before
 };
 
-/// In place of other GPUs: brings the coming rows of K and V to their place, as often as asked, and
-/// raises their flags. K and V are contiguous, of 16-bit elements, and complete at construction.
+/// In place of other GPUs: brings the in-flight rows of K and V to their place, as often as asked,
+/// and raises their flags. K and V are contiguous, of 16-bit elements, and complete at
+/// construction.
 class KeySender {
  public:
-  KeySender(const TensorView& k, const TensorView& v, const ComingKeys& coming);
+  KeySender(const TensorView& k, const TensorView& v, const InFlightKeys& coming);
 
-  /// Takes all coming rows away (they are NaN then) and expects them anew; waits for the device.
+  /// Takes all in-flight rows away (they are NaN then) and expects them anew; waits for the device.
   void take_away_sync();
   /// Enqueues the steps, one after the other, as one CTA. At most 1,024 steps for one
   /// take_away_sync().
@@ -40,7 +41,7 @@ class KeySender {
   void send_behind(std::span<const SendStep> steps, const Stream& sending, cudaStream_t stream);
 
   /// Tells of the flags.
-  KeyArrivals arrivals(std::int64_t patience_ns) const;
+  KeyArrivals arrivals(std::int64_t spin_budget_ns) const;
   /// All steps, in order and without delays.
   std::vector<SendStep> all_steps() const;
   /// All steps, each once, shuffled, with random delays up to this.
@@ -53,9 +54,9 @@ class KeySender {
     DeviceBuffer complete;
   };
 
-  int num_flags() const { return coming_.num_sections * coming_.num_sources; }
+  int num_flags() const { return in_flight_.num_sections * in_flight_.num_sources; }
 
-  ComingKeys coming_;
+  InFlightKeys in_flight_;
   Tensor tensors_[2];
   DeviceBuffer parts_;
   DeviceBuffer flags_;

@@ -26,9 +26,10 @@ from magi_attention.plan import BoundPlan
 
 @dataclass(frozen=True)
 class DistAttnRuntimeKey:
-    """What a plan on a group depends on. Made by the functions of magi_attention.api; equal keys
-    stand for the same plan. The mask and total_seqlen_q, total_seqlen_k hold the padding, pad_size
-    rows at the end; sizes are in rows. A copy is the key itself; pickling raises TypeError.
+    """The values that a plan on a group depends on. Made by the functions of magi_attention.api;
+    equal keys stand for the same plan. The mask and total_seqlen_q, total_seqlen_k hold the
+    padding, pad_size rows at the end; sizes are in rows. A copy is the key itself; pickling raises
+    TypeError.
     """
 
     q_ranges: AttnRanges
@@ -117,8 +118,9 @@ class DistAttnRuntimeKey:
 
 
 class _Known:
-    """What name_plan told of a key and of those equal to it. first: the one that it was told of
-    first, which stands in _names; the others hold it, so that it lives as long as any of them.
+    """The names that name_plan gave to a key and of those equal to it. first: the one that it was
+    told of first, which stands in _names; the others hold it, so that it lives as long as any of
+    them.
     """
 
     def __init__(self, first: weakref.ref[DistAttnRuntimeKey]) -> None:

@@ -94,7 +94,7 @@ def _content(name: str, ranges: AttnRanges) -> bytes:
 
 
 def _make(mask, heads, group_or_mesh, config, placed_by, chunk_size) -> DistAttnRuntimeKey:
-    """As find_or_make, of arguments that were not seen."""
+    """Does what find_or_make does, for arguments that were not seen."""
     check_flag_comb()
     group, mesh = to_group(group_or_mesh)
     rank_of(group)

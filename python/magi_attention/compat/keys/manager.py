@@ -181,7 +181,7 @@ class DistAttnRuntimeMgr:
         softcap: float = 0.0,
         return_max_logits: bool = False,
     ) -> tuple[torch.Tensor, AttnForwardMeta]:
-        """As magi_attention.api.calc_attn. Collective."""
+        """Does what magi_attention.api.calc_attn does. Collective."""
         return self.bound.calc_attn(q, k, v, sink, softmax_scale, softcap, return_max_logits)
 
     def get_xattn_args(
@@ -232,7 +232,7 @@ class DistAttnRuntimeMgr:
     __hash__ = None
 
     def _essence(self) -> tuple:
-        """What is run, whether the mask names its padding or not."""
+        """The attention that is run, whether the mask names its padding or not."""
         plan = self.plan
         bands = [b for b in plan.handle.mask().bands().tolist() if b[0] < b[1] and b[2] < b[3]]
         return (

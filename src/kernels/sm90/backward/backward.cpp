@@ -32,7 +32,7 @@ std::int64_t num_words(const BackwardList& list) {
   return list.num_counters() + list.num_late_counters();
 }
 
-/// Of the kernel in front of the main one.
+/// The arguments of the kernel before the main one.
 PrepareParams prepare_params(const BackwardArgs& args, const BackwardState& state,
                              void* workspace) {
   const BackwardLayout layout = backward_layout(state);
@@ -206,17 +206,17 @@ BackwardItems backward_items(const BackwardState& state, unsigned* ticket) {
 }
 
 /// `counters`: those of BackwardList::num_late_counters.
-ComingItems coming_items(const BackwardState& state, unsigned* counters) {
+InFlightItems in_flight_items(const BackwardState& state, unsigned* counters) {
   const BackwardList& list = state.list;
-  const ComingKeys& coming = list.problem.coming;
-  unsigned* num_left_over = counters + std::int64_t{list.problem.heads_kv} * std::ssize(list.tiles);
+  const InFlightKeys& coming = list.problem.coming;
+  unsigned* num_deferred = counters + std::int64_t{list.problem.heads_kv} * std::ssize(list.tiles);
   return {.flags = {.num_sources = coming.num_sources},
           .heads_per_section = coming.heads_per_section(list.problem.heads_kv),
           .tiles = state.parts.arrivals,
-          .verdicts = counters,
-          .num_left_over = num_left_over,
-          .left_over_ticket = num_left_over + 1,
-          .left_over_words = num_left_over + 2};
+          .decisions = counters,
+          .num_deferred = num_deferred,
+          .deferred_ticket = num_deferred + 1,
+          .deferred_words = num_deferred + 2};
 }
 
 BackwardParams backward_params(const BackwardArgs& args, const BackwardState& state,
@@ -236,7 +236,7 @@ BackwardParams backward_params(const BackwardArgs& args, const BackwardState& st
       key_gradients(args, list.problem, part_at<float>(workspace, layout.split_sums),
                     semaphores + std::int64_t{list.head_groups} * list.num_semaphores());
   params.items = backward_items(state, semaphores + (list.num_counters() - 1));
-  params.coming = coming_items(state, semaphores + list.num_counters());
+  params.coming = in_flight_items(state, semaphores + list.num_counters());
   params.completion = dq_completion(args, state);
   params.seen = seen_tiles(args, state, workspace);
   return params;
@@ -300,7 +300,7 @@ const BackwardInstance* find_instance(const BackwardArgs& args, bool has_softcap
 }  // namespace
 
 BackwardProblem backward_problem(const BackwardArgs& args, std::int32_t num_ctas,
-                                 const ComingKeys& coming) {
+                                 const InFlightKeys& coming) {
   return {.rows_q = to_int(args.q.shape[0]),
           .rows_k = to_int(args.k.shape[0]),
           .heads_q = to_int(args.q.shape[1]),
@@ -311,7 +311,7 @@ BackwardProblem backward_problem(const BackwardArgs& args, std::int32_t num_ctas
           .coming = coming};
 }
 
-/// With costs in q tiles, which were measured in tiles of 64 rows.
+/// Converts costs in q tiles, which were measured in tiles of 64 rows.
 BackwardTileShape tile_shape(const BackwardConfig& config) {
   BackwardTileShape shape{.rows = config.rows,
                           .keys = config.tile_keys(),
@@ -362,7 +362,7 @@ std::int32_t count_walkers(const BackwardState& state, std::int32_t device,
 }
 
 BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuning,
-                            const ComingKeys& coming) {
+                            const InFlightKeys& coming) {
   if (tuning.head_walk > HeadWalk::InTurn) {
     throw invalid("head_walk", static_cast<int>(tuning.head_walk), "ByCost, Together or InTurn");
   }
@@ -458,7 +458,7 @@ void BackwardRun::attend() {
     params.completion.is_next_beside = false;
     params.coming.flags.flags = keys_.flags;
     params.coming.flags.expected = keys_.expected;
-    params.coming.flags.patience_ns = keys_.patience_ns;
+    params.coming.flags.spin_budget_ns = keys_.spin_budget_ns;
   }
   launch_items(params, state_, *instance_for(args_, state_), LaunchStart::Ahead, stream_);
 }
@@ -468,8 +468,8 @@ void BackwardRun::finish() {
   if (has_waiting_tiles()) {
     BackwardParams params = params_;
     params.completion.is_next_beside = false;
-    params.coming.is_for_left_over = true;
-    params.items.ticket = params.coming.left_over_ticket;
+    params.coming.is_for_deferred = true;
+    params.items.ticket = params.coming.deferred_ticket;
     launch_items(params, state_, *instance_for(args_, state_), LaunchStart::Behind, stream_);
   }
   if (params_.query.rows_q > 0) instance_for(args_, state_)->convert_dq(params_, stream_);

@@ -7,9 +7,9 @@
 
 #include "cuda/memory.hpp"
 #include "cuda/stream_buffer.hpp"
+#include "kernels/schedule/device/device_backward_list.hpp"
 #include "kernels/sm90/backward/launch.hpp"
 #include "kernels/sm90/backward/prepare.hpp"
-#include "kernels/worklist/device_backward_list.hpp"
 #include "magi/attention_cuda.hpp"
 
 // The backward on Hopper behind src/kernels/attention, which has checked the arguments and made the
@@ -51,7 +51,7 @@ struct BackwardState {
   std::int64_t size_bytes() const;
 };
 
-/// Where the parts of a workspace begin, in bytes.
+/// The places where the parts of a workspace begin, in bytes.
 struct BackwardLayout {
   std::size_t semaphores = 0;
   std::size_t lse_log2 = 0;
@@ -66,7 +66,7 @@ BackwardLayout backward_layout(const BackwardState& state);
 
 /// The list for the problem of `args`, on the current device.
 BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuning,
-                            const ComingKeys& coming);
+                            const InFlightKeys& coming);
 
 /// Enqueues a run whose keys are all there; `workspace` is as long as the layout says.
 void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void* workspace,
@@ -74,7 +74,7 @@ void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void
 
 /// One run in parts, on the device that is current as it begins. The state outlives it, like a
 /// workspace that it does not own.
-class BackwardRun final : public ComingBackward {
+class BackwardRun final : public InFlightBackward {
  public:
   BackwardRun(const BackwardArgs& args, const BackwardState& state, RunMemory memory,
               const BackwardArrivals& arrivals, cudaStream_t stream);
@@ -105,7 +105,7 @@ class BackwardRun final : public ComingBackward {
   KeyDestination* destinations_ = nullptr;
 };
 
-/// What the first kernel of a run leaves for those behind it.
+/// The results that the first kernel of a run leaves for those behind it.
 struct PreparedRows {
   PackedRows packed;
   const float* lse_log2 = nullptr;
@@ -131,9 +131,9 @@ DeviceBackwardCall device_backward_call(const BackwardArgs& args, std::int64_t n
 void enqueue_backward(const BackwardArgs& args, const DeviceBackwardCall& call,
                       const SliceArrays& slices, void* workspace, cudaStream_t stream);
 
-/// What make_backward and device_backward_call share.
+/// The steps that make_backward and device_backward_call share.
 BackwardProblem backward_problem(const BackwardArgs& args, std::int32_t num_ctas,
-                                 const ComingKeys& coming);
+                                 const InFlightKeys& coming);
 /// The state for tensors like those of `args`, without a list.
 BackwardState backward_state(const BackwardArgs& args);
 BackwardTileShape tile_shape(const BackwardConfig& config);

@@ -71,7 +71,7 @@ class BackwardConsumer {
     ptx::wgmma_wait<0>();
     ptx::pin(even_);
     next_flags_ = view_.flags(num_steps_);
-    take_probabilities(num_steps_, even_);
+    mask_and_exponentiate(num_steps_, even_);
     bool is_first = true;
     while (!run_step(is_first, even_, odd_)) is_first = false;
     finish_item(even_);
@@ -117,8 +117,8 @@ class BackwardConsumer {
     arrive_warp(shared_.score_gradients_full.at(ScorePlace(num_steps_)));
   }
 
-  /// Where the warpgroup's keys begin in a panel. Found anew at each use: descriptors made of a
-  /// value that the compiler knows to be constant would stay in registers.
+  /// The place where the warpgroup's keys begin in a panel. Found anew at each use: descriptors
+  /// made of a value that the compiler knows to be constant would stay in registers.
   __device__ __forceinline__ static int key_bytes() {
     return (ptx::uniform(ptx::thread_index() >> 7) - 1) * (64 * tile::kPanelRowBytes);
   }
@@ -127,7 +127,7 @@ class BackwardConsumer {
   __device__ __forceinline__ void issue_scores(std::uint32_t step, const Rows& lse_log2,
                                                Scores& scores) {
     if constexpr (kC.has_softcap) {
-      ptx::forget(scores);
+      ptx::undefine(scores);
     } else {
       lse_log2.spread(scores);
       ptx::pin(scores);
@@ -179,7 +179,7 @@ class BackwardConsumer {
     const tile::MnMajor<kC.keys> score_gradients(shared_.scores[ScorePlace(step).stage()] + rows);
     const tile::MnMajor<kC.keys> k(shared_.k + first / tile::kPanelRowBytes * kPanel +
                                    first % tile::kPanelRowBytes);
-    ptx::forget(to);
+    ptx::undefine(to);
     ptx::wgmma_fence();
     tile::issue_atb<kC.type, kC.dq_columns(), kC.keys>(dq_of(to), score_gradients, k);
   }
@@ -193,7 +193,7 @@ class BackwardConsumer {
   }
 
   /// Turns S of a step with next_flags_ into P = 2^(exponent_scale * (f(S) + lse_log2)).
-  __device__ __forceinline__ void take_probabilities(std::uint32_t step, Scores& x) {
+  __device__ __forceinline__ void mask_and_exponentiate(std::uint32_t step, Scores& x) {
     take_exponents<kC.has_softcap>(x, lse_of(step), view_.place().column, params_.softmax.score);
     if ((next_flags_ & kMasked) != 0) mask(x, step);
     exponentiate(x);
@@ -268,7 +268,7 @@ class BackwardConsumer {
     if (!is_first) {
       add_dq(shared_, params_, warpgroup_, num_steps_ - 1, sum, is_first_add, dq_of(p));
     }
-    if (!is_last) take_probabilities(num_steps_ + 1, other);
+    if (!is_last) mask_and_exponentiate(num_steps_ + 1, other);
 #pragma unroll
     for (int i = 0; i < kScoreElements; ++i) p[i] = other[i];
     ptx::pin(p);
@@ -305,7 +305,7 @@ class BackwardConsumer {
     const bool are_gradients_there = has_score_gradients(num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(even_);
-    take_probabilities(num_steps_, even_);
+    mask_and_exponentiate(num_steps_, even_);
     tile::pack_fragments<kC.type, kC.rows>(even_, probabilities_);
     // dV runs while dP becomes dS.
     issue_dv(probabilities_);

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "kernels/schedule/host/backward_list.hpp"
 #include "kernels/sm90/backward/params.hpp"
-#include "kernels/worklist/backward_list.hpp"
 #include "magi/attention.hpp"
 
 // Where the gradients of keys go if parts have places of their own.

@@ -94,7 +94,7 @@ struct SumRows {
   }
 };
 
-/// Where row r of the CTA's 64 rows lies in dq; `is_inside` is false past the last token.
+/// Finds where row r of the CTA's 64 rows lies in dq; `is_inside` is false past the last token.
 struct QueryRow {
   std::int64_t place;
   bool is_inside;

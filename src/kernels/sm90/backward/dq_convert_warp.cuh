@@ -95,7 +95,7 @@ class DqConvertWarp {
     return true;
   }
 
-  /// Where the lane's first columns of its first row lie in dq.
+  /// The place where the lane's first columns of its first row lie in dq.
   template <typename Element>
   __device__ __forceinline__ std::uint8_t* first_place(const ConvertInfo& info) const {
     const int r = lane() % 8;
@@ -107,8 +107,8 @@ class DqConvertWarp {
                                            lane() / 8 * 8);
   }
 
-  /// How many of a q tile's rows are in the tensor, from the lane's first one of the quarter on;
-  /// none where its columns are not.
+  /// The number of a q tile's rows that are in the tensor, from the lane's first one of the quarter
+  /// on; none where its columns are not.
   __device__ __forceinline__ int num_rows() const {
     const std::int32_t tokens = params_.query.rows_q - (info().q_tile << params_.query.token_shift);
     const std::int32_t rows = min(tokens, 1 << params_.query.token_shift)

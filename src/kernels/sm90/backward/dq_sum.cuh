@@ -7,10 +7,10 @@
 
 namespace magi::sm90 {
 
-/// Where a thread's accumulators of dQ lie in a sum: element i of thread t of warpgroup w is float
-/// w * dq_floats + dq_place(i, t). 512 floats are a chunk, 8 columns of 64 rows. In an ordered
-/// sum the places of neighbouring pairs of rows are exchanged, so that the dQ converter reads them
-/// from shared memory without bank conflicts; each 8 threads still share a line.
+/// The place where a thread's accumulators of dQ lie in a sum: element i of thread t of warpgroup w
+/// is float w * dq_floats + dq_place(i, t). 512 floats are a chunk, 8 columns of 64 rows. In an
+/// ordered sum the places of neighbouring pairs of rows are exchanged, so that the dQ converter
+/// reads them from shared memory without bank conflicts; each 8 threads still share a line.
 template <bool kIsOrdered>
 __device__ __forceinline__ int dq_place(int i, int thread) {
   const int place = kIsOrdered ? thread ^ (thread >> 3 & 3) : thread;
@@ -33,7 +33,7 @@ __device__ __forceinline__ bool wait_to_add(BackwardStorage<kC>& shared, std::ui
   return ptx::uniform(shared.adds[at.stage()].is_first) != 0;
 }
 
-/// Where a warpgroup's dQ of a step goes, in sum number `sum`.
+/// The place where a warpgroup's dQ of a step goes, in sum number `sum`.
 template <BackwardConfig kC>
 class DqTarget {
  public:
@@ -67,7 +67,7 @@ class DqTarget {
 
 /// Says that this warp has added dQ of a step.
 template <BackwardConfig kC>
-__device__ __forceinline__ void say_added(BackwardStorage<kC>& shared, std::uint32_t step) {
+__device__ __forceinline__ void signal_dq_added(BackwardStorage<kC>& shared, std::uint32_t step) {
   if constexpr (kC.is_ordered) arrive_warp(shared.added.at(RingPlace<kAddStages>(step)));
 }
 
@@ -77,7 +77,7 @@ __device__ __forceinline__ void add_dq(BackwardStorage<kC>& shared, const Backwa
                                        int warpgroup, std::uint32_t step, std::int64_t sum,
                                        bool is_first, const float (&dq)[kC.dq_columns() / 2]) {
   DqTarget<kC>(params, warpgroup, sum).put(0, dq, is_first);
-  say_added(shared, step);
+  signal_dq_added(shared, step);
 }
 
 }  // namespace magi::sm90

@@ -120,7 +120,7 @@ class BackwardEpilogue {
     }
   }
 
-  /// Where the gradient of a key goes; without data: nowhere.
+  /// The place where the gradient of a key goes; without data: nowhere.
   struct Row {
     std::uint8_t* data = nullptr;
     bool is_float = false;
@@ -193,7 +193,7 @@ class BackwardEpilogue {
     return shared_.v + warpgroup_ * kStagePanels * kPanelBytes;
   }
 
-  /// Where a chunk of a row lies in it.
+  /// The place where a chunk of a row lies in it.
   __device__ __forceinline__ static std::uint32_t chunk_place(int row, int chunk) {
     return static_cast<std::uint32_t>(chunk / kPanelChunks * kPanelBytes) +
            tile::swizzled_offset(row, chunk % kPanelChunks);

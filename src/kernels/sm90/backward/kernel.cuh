@@ -62,7 +62,7 @@ using ConsumerOf = std::conditional_t<
     kC.has_long_queries(), LongQueryConsumer<kC, kWarpgroup>,
     SharedKeysConsumer<kC, kWarpgroup == 0 ? ScoreRole::Probabilities : ScoreRole::Gradients>>;
 
-/// What the first warpgroup does.
+/// Runs the roles of the first warpgroup.
 template <BackwardConfig kC>
 __device__ __forceinline__ void run_producers(BackwardStorage<kC>& shared,
                                               const BackwardParams& params, int warp) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void run_producers(BackwardStorage<kC>& shared,
   }
 }
 
-/// What a CTA does.
+/// Runs a CTA.
 template <BackwardConfig kC>
 __device__ __forceinline__ void run_backward(const BackwardParams& params) {
   static_assert(kC.has_registers());

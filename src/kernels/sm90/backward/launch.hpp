@@ -11,7 +11,7 @@
 
 namespace magi::sm90 {
 
-/// When a launch begins.
+/// The time when a launch begins.
 enum class LaunchStart : std::uint8_t {
   Ahead,   ///< with its start ahead of the end of the kernel before it
   Behind,  ///< behind all that the stream does before it, whatever that is

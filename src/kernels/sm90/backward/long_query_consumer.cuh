@@ -32,7 +32,7 @@ class LongQueryConsumer {
   __device__ __forceinline__ static int warpgroup() {
     return ptx::uniform(ptx::thread_index() >> 7) - 1;
   }
-  /// Where the warpgroup's keys begin in a panel.
+  /// The place where the warpgroup's keys begin in a panel.
   __device__ __forceinline__ static int key_bytes() {
     return warpgroup() * (64 * tile::kPanelRowBytes);
   }
@@ -154,8 +154,8 @@ class LongQueryConsumer {
   __device__ __forceinline__ void issue_dq(std::uint32_t step) {
     constexpr int kBytes = tile::kPanelRowBytes / 2;
     const tile::MnMajor<kC.keys> operand(score_gradients(step));
-    ptx::forget(x_);
-    ptx::forget(columns_);
+    ptx::undefine(x_);
+    ptx::undefine(columns_);
     ptx::wgmma_fence();
     tile::issue_atb<kC.type, 64, kC.keys>(
         x_, operand, tile::MnMajor<kC.keys>(shared_.k + 2 * warpgroup() * kPanel));
@@ -169,7 +169,7 @@ class LongQueryConsumer {
     const DqTarget<kC> target = dq_target(step);
     target.put(0, x_, is_first);
     target.put(32, columns_, is_first);
-    say_added(shared_, step);
+    signal_dq_added(shared_, step);
   }
   __device__ __forceinline__ DqTarget<kC> dq_target(std::uint32_t step) const {
     return DqTarget<kC>(params_, kWarpgroup, view_.info(step).sum);

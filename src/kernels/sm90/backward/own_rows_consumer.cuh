@@ -75,7 +75,7 @@ class OwnRowsConsumer {
       ptx::wgmma_wait<0>();
       ptx::pin(first_);
       issue_dp(step_, second_);
-      take_probabilities(step_, first_);
+      mask_and_exponentiate(step_, first_);
       while (true) {
         run_step(first_, second_);
         if ((flags_ & kNoRows) != 0) {
@@ -148,7 +148,7 @@ class OwnRowsConsumer {
     tile::issue_accumulate<kC.type, kC.dim_qk, kC.rows>(dk_, packed_, q);
   }
   /// Turns S of a step with flags_ into P = 2^(exponent_scale * (S + lse_log2)).
-  __device__ __forceinline__ void take_probabilities(std::uint32_t step, Scores& x) {
+  __device__ __forceinline__ void mask_and_exponentiate(std::uint32_t step, Scores& x) {
     take_exponents<false>(x, nullptr, 0, params_.softmax.score);
     if ((flags_ & kMasked) != 0) {
       const tile::FragmentPlace at = view_.place();
@@ -192,7 +192,7 @@ class OwnRowsConsumer {
     issue_dp(next, p);
     ptx::wgmma_wait<2>();
     ptx::pin(dp);
-    take_probabilities(next, dp);
+    mask_and_exponentiate(next, dp);
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
     ptx::pin(dk_);

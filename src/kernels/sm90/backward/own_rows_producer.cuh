@@ -2,13 +2,13 @@
 #pragma once
 
 #include "cuda/ptx/copy.cuh"
+#include "kernels/schedule/host/query_run.hpp"
 #include "kernels/sm90/backward/params.hpp"
 #include "kernels/sm90/backward/seen_tile.cuh"
 #include "kernels/sm90/backward/shared.cuh"
 #include "kernels/sm90/backward/step_mask.cuh"
 #include "kernels/sm90/global_memory.cuh"
 #include "kernels/tile/descriptor.cuh"
-#include "kernels/worklist/query_run.hpp"
 
 // What BackwardProducer does elsewhere, by three threads: a step of 64 keys without dQ is so short
 // that one would be late. One walks items and tells of steps, the others load what it tells.
@@ -144,7 +144,7 @@ class OwnRowsWalker {
     ++num_items_;
   }
 
-  /// What nobody sees of V would make its own dK NaN; K reaches nothing but dQ.
+  /// Loads V without what nobody sees, which would make its own dK NaN; K reaches nothing but dQ.
   __device__ __forceinline__ void load_values(const ptx::BoxOrigin& box,
                                               ptx::Mbarrier& full) const {
     const SeenTiles& seen = params_.seen;

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "base/host_device.hpp"
+#include "kernels/schedule/host/backward_list.hpp"
 #include "kernels/sm90/arguments.hpp"
-#include "kernels/worklist/backward_list.hpp"
 
 namespace magi::sm90 {
 
@@ -21,9 +21,9 @@ struct QueryTiles {
   std::int32_t rows_q = 0;
 };
 
-/// What makes P and dS of the products. The producer loads both vectors, the consumers compute with
-/// them. A row of a sum is token * packed_heads + head; rows without keys or beyond the tensor have
-/// kNoKeys for the lse and 0 for the delta.
+/// The numbers that make P and dS of the products. The producer loads both vectors, the consumers
+/// compute with them. A row of a sum is token * packed_heads + head; rows without keys or beyond
+/// the tensor have kNoKeys for the lse and 0 for the delta.
 struct BackwardSoftmax {
   const float* lse_log2 = nullptr;  ///< [sums, rows], negated: -lse * log2(e) / exponent_scale
   const float* delta = nullptr;     ///< [sums, rows], negated: dlse - rowsum(dO * O)
@@ -65,7 +65,7 @@ struct GradientRows {
   bool is_float = false;  ///< else of the input's 16-bit type
 };
 
-/// Where dK and dV of keys [row_begin, row_end) go, such as memory of another GPU.
+/// The place where dK and dV of keys [row_begin, row_end) go, such as memory of another GPU.
 struct KeyDestination {
   std::int32_t row_begin = 0;
   std::int32_t row_end = 0;
@@ -73,7 +73,7 @@ struct KeyDestination {
   GradientRows dv;
 };
 
-/// Where dK and dV go. The epilogue reads it.
+/// The places where dK and dV go. The epilogue reads it.
 struct KeyGradients {
   StridedRows dk;
   StridedRows dv;
@@ -99,31 +99,32 @@ struct BackwardItems {
   std::int32_t num_tiles = 0;
   std::int32_t heads_kv = 1;
   TileSpan spans[kMaxSpans];
-  /// What the host does not know of a list made on the device, which is of one span, and its items
-  /// in the order in which they are handed out. Null where the host knows.
+  /// The values that the host does not know of a list made on the device, which is of one span, and
+  /// its items in the order in which they are handed out. Null where the host knows.
   const BackwardOutcome* outcome = nullptr;
   const std::int32_t* order = nullptr;
-  /// Where each kv head has a list of its own, behind the one before, as under masks of blocks: k
+  /// If each kv head has a list of its own, behind the one before, as under masks of blocks: k
   /// tiles of a list, and records for which it has room. 0: there is one list. Kernels with rows of
   /// their own read both.
   std::int32_t tiles_per_list = 0;
   std::int32_t records_per_list = 0;
 };
 
-/// The keys that items wait for, and the items that were left over because they did not come. The
+/// The keys that items wait for, and the items that were deferred because they did not come. The
 /// producer reads it.
-struct ComingItems {
+struct InFlightItems {
   ArrivalFlags flags;  ///< without flags: nothing is waited for
   std::int32_t heads_per_section = 1;
-  bool is_for_left_over = false;         ///< the launch works at the items left over, at no others
-  const TileArrival* tiles = nullptr;    ///< [k tiles]; null: no keys come
-  unsigned* verdicts = nullptr;          ///< [kv heads, tiles] of split k tiles, zero at the start
-  unsigned* num_left_over = nullptr;     ///< zero at the start
-  unsigned* left_over_ticket = nullptr;  ///< that of a launch for them; zero at the start
-  unsigned* left_over_words = nullptr;   ///< a bit for each item, zero at the start
+  bool is_for_deferred = false;         ///< the launch works at the items deferred, at no others
+  const TileArrival* tiles = nullptr;   ///< [k tiles]; null: no keys come
+  unsigned* decisions = nullptr;        ///< [kv heads, tiles] of split k tiles, zero at the start
+  unsigned* num_deferred = nullptr;     ///< zero at the start
+  unsigned* deferred_ticket = nullptr;  ///< that of a launch for them; zero at the start
+  unsigned* deferred_words = nullptr;   ///< a bit for each item, zero at the start
 };
 
-/// When sums of dQ are complete. The converting kernel reads it, and of the main one the producer.
+/// The counts at which sums of dQ are complete. The converting kernel reads it, and of the main one
+/// the producer.
 struct DqCompletion {
   const TileSemaphores* tiles = nullptr;  ///< [q tiles]; null: when the main kernel has ended
   std::int32_t num_adders = 1;            ///< CTAs that add to a sum for one record
@@ -146,7 +147,7 @@ struct SeenTiles {
   const std::uint32_t* queries = nullptr;  ///< see SeenRows; null: all are
   const std::uint32_t* keys = nullptr;     ///< likewise
   std::int32_t rows_k = 0;
-  /// Where each kv head has a list of its own: words of keys of one.
+  /// If each kv head has a list of its own, the words of keys of one.
   std::int32_t words_per_list = 0;
   TilePieces q;
   TilePieces dout;
@@ -167,7 +168,7 @@ struct BackwardParams {
   DqOutput dq;
   KeyGradients key_gradients;
   BackwardItems items;
-  ComingItems coming;
+  InFlightItems coming;
   DqCompletion completion;
   SeenTiles seen;
 };

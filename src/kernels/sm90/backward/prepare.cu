@@ -174,7 +174,7 @@ __device__ __forceinline__ void finish_row(const PrepareParams& params, const Ro
   params.delta[at] = size == INFINITY ? 0.0f : row.dlse - sum;
 }
 
-/// By `num_threads` threads, of which this is `thread`.
+/// Called by `num_threads` threads, of which this is `thread`.
 __device__ __forceinline__ void clear_sums(const PrepareParams& params, std::int64_t tile,
                                            int thread, int num_threads) {
   auto* sums = reinterpret_cast<float4*>(params.sums + tile * params.sums_per_tile);
@@ -212,7 +212,7 @@ __device__ __forceinline__ void clear_semaphores(const PrepareParams& params) {
   for (; i < params.num_semaphores; i += step) params.semaphores[i] = 0;
 }
 
-/// By the first CTA.
+/// Called by the first CTA.
 __device__ __forceinline__ void keep_destinations(const StoredDestinations& stored) {
   const auto i = static_cast<int>(threadIdx.x);
   if (blockIdx.x == 0 && i < stored.count) stored.target[i] = stored.values[i];

@@ -28,7 +28,7 @@ inline constexpr float kNoKeys = 1e30f;
 /// overflow.
 inline constexpr float kLargestLse = 0x1p20f;
 
-/// How packed rows map to tokens and heads.
+/// The map of packed rows to tokens and heads.
 struct PackedRows {
   std::int32_t rows_q = 0;
   std::int32_t heads_q = 0;
@@ -42,8 +42,8 @@ struct PackedRows {
   }
 };
 
-/// Where the gradients of keys go, for the main kernel: as arguments of the kernel in front of it,
-/// which copies them to `target`. A graph holds them.
+/// The places where the gradients of keys go, for the main kernel: as arguments of the kernel in
+/// front of it, which copies them to `target`. A graph holds them.
 struct StoredDestinations {
   static constexpr std::int32_t kMost = 24;
   KeyDestination values[kMost];

@@ -3,6 +3,8 @@
 
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
+#include "kernels/schedule/host/item_order.hpp"
+#include "kernels/schedule/host/query_run.hpp"
 #include "kernels/sm90/backward/item_arrival.cuh"
 #include "kernels/sm90/backward/params.hpp"
 #include "kernels/sm90/backward/seen_tile.cuh"
@@ -10,8 +12,6 @@
 #include "kernels/sm90/backward/step_mask.cuh"
 #include "kernels/sm90/global_memory.cuh"
 #include "kernels/tile/descriptor.cuh"
-#include "kernels/worklist/item_order.hpp"
-#include "kernels/worklist/query_run.hpp"
 
 namespace magi::sm90 {
 
@@ -208,7 +208,7 @@ class BackwardProducer {
 
   __device__ __forceinline__ void run_step(std::int32_t tile) {
     shared_.q_ring.wait_empty(RingPlace<kC.q_stages>(num_steps_));
-    tell_step(tile);
+    publish_step(tile);
     load_queries(tile);
     load_dout(tile);
     if (shared_.producer.is_cut) ask(CutRequest::kRows, num_steps_);
@@ -217,7 +217,7 @@ class BackwardProducer {
     shared_.producer.is_sent = true;
   }
 
-  __device__ __forceinline__ void tell_step(std::int32_t tile) const {
+  __device__ __forceinline__ void publish_step(std::int32_t tile) const {
     ProducerState& at = shared_.producer;
     StepInfo& step = step_info();
     const bool is_masked = tile < at.full_begin || tile >= at.full_end;

@@ -135,8 +135,9 @@ __device__ __forceinline__ void differentiate_wide(const float (&p)[kCount],
   }
 }
 
-/// Where a thread's first word of packed scores is in shared memory: they lie in panels of 64 rows
-/// of q, in them 128-byte rows, one per key; `key_row` is that of the thread's first key.
+/// The place where a thread's first word of packed scores is in shared memory: they lie in panels
+/// of 64 rows of q, in them 128-byte rows, one per key; `key_row` is that of the thread's first
+/// key.
 __device__ __forceinline__ std::uint32_t first_word(const std::uint8_t* panels, int key_row,
                                                     int first_column) {
   return ptx::shared_address(panels + tile::swizzled_offset(key_row, 0) + 2 * first_column);

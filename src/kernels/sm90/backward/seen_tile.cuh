@@ -3,10 +3,10 @@
 
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
+#include "kernels/schedule/device/seen_rows.cuh"
 #include "kernels/sm90/backward/params.hpp"
 #include "kernels/sm90/backward/shared.cuh"
 #include "kernels/tile/descriptor.cuh"
-#include "kernels/worklist/seen_rows.cuh"
 
 // Tiles with rows that nobody sees among others. Such a row weighs 0, but what stands there may be
 // NaN, and 0 * NaN is NaN: it is loaded as zeros, from in front of the tensor.
@@ -19,7 +19,7 @@ __device__ __forceinline__ bool has_unseen_rows(const BackwardParams& params) {
   return outcome == nullptr || __ldg(&outcome->has_unseen) != 0;
 }
 
-/// Where the CTA's columns of the other one's keys lie.
+/// The place where the CTA's columns of the other one's keys lie.
 template <BackwardConfig kC>
 __device__ __forceinline__ ptx::BoxOrigin peer_keys(const ItemInfo& item) {
   constexpr int kColumns = kC.dim_qk / kC.ctas();
@@ -39,8 +39,8 @@ __device__ __forceinline__ void load_panels(std::uint8_t* tile, const CUtensorMa
   }
 }
 
-/// As load_panels, but the tokens that nobody sees become zeros: unit by unit, and token by token
-/// where a unit has both kinds. NOTE: how far it is lies in `at`: registers are few.
+/// Does what load_panels does, but the tokens that nobody sees become zeros: unit by unit, and
+/// token by token where a unit has both kinds. NOTE: how far it is lies in `at`: registers are few.
 template <int kRows, int kDim>
 __device__ __forceinline__ void load_seen_panels(CutRequest& at, std::uint8_t* tile,
                                                  const TilePieces& pieces,

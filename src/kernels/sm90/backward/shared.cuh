@@ -70,7 +70,7 @@ struct CutRequest {
   std::uint32_t bits = 0;     ///< of their tokens
 };
 
-/// Where the producer is; here because its thread has few registers.
+/// The state of the producer; here because its thread has few registers.
 struct ProducerState {
   StepInfo mask;          ///< the record's mask as if the q tile began at token 0
   std::int32_t item = 0;  ///< the item's number
@@ -111,7 +111,7 @@ struct ConvertInfo {
 };
 inline constexpr std::int32_t kEndOfConverts = -1;  ///< group of the message after the last sum's
 
-/// Where the dQ converter is; here because it has few registers. It counts quarters of all its
+/// The state of the dQ converter; here because it has few registers. It counts quarters of all its
 /// sums, one after the other.
 struct ConverterState {
   std::uint32_t quarter = 0;             ///< the first one that is not written
@@ -180,7 +180,8 @@ struct BackwardStorage {
   ConverterState converter;
   RingBarriers<kC.score_stages> probabilities_full;  ///< P is there, where warpgroups share keys
   RingBarriers<kC.score_stages> peer_score_gradients_full;  ///< the other CTA's dS is there
-  /// In the second CTA of a k tile: items that the first has taken. `empty` is that of the first.
+  /// The items, in the second CTA of a k tile, that the first has taken. `empty` is that of the
+  /// first.
   Ring<kTicketStages> ticket_ring;
   std::int32_t tickets[kTicketStages];
   alignas(128) std::uint8_t

@@ -34,7 +34,7 @@
 //   then is dropped.
 namespace magi::sm90 {
 
-/// What a warpgroup makes for both.
+/// The products that a warpgroup makes for both.
 enum class ScoreRole : std::uint8_t { Probabilities, Gradients };
 
 template <BackwardConfig kC, ScoreRole kRole>
@@ -233,7 +233,7 @@ class SharedKeysConsumer {
 
   /// Issues dQ = dS K of a step with the keys of this CTA.
   __device__ __forceinline__ void issue_own_dq(std::uint32_t step) {
-    ptx::forget(dq_);
+    ptx::undefine(dq_);
     ptx::wgmma_fence();
     tile::issue_atb<kC.type, tile::kPanelElements, kC.keys>(
         dq_, tile::MnMajor<kC.keys>(score_gradients(step)),
@@ -249,7 +249,7 @@ class SharedKeysConsumer {
   }
   __device__ __forceinline__ void add_dq_of(std::uint32_t step, std::int32_t sum, bool is_first) {
     DqTarget<kC>(params_, ptx::cluster_rank(), sum).put(32 * kWarpgroup, dq_, is_first);
-    say_added(shared_, step);
+    signal_dq_added(shared_, step);
   }
 
   /// Issues dK += dS^T Q of a step.

@@ -9,8 +9,8 @@
 
 namespace magi::sm90 {
 
-/// What a consumer warpgroup sees of steps; and the arithmetic on its scores, for kernels that ask
-/// at run time whether scores have a softcap.
+/// The view that a consumer warpgroup has of steps; and the arithmetic on its scores, for kernels
+/// that ask at run time whether scores have a softcap.
 template <BackwardConfig kC>
 class StepView {
  public:
@@ -76,14 +76,14 @@ class StepView {
   /// The same two products by themselves: nothing has been added.
   __device__ __forceinline__ void issue_plain_scores(std::uint32_t step, const std::uint8_t* k,
                                                      Scores& x) const {
-    ptx::forget(x);
+    ptx::undefine(x);
     ptx::wgmma_fence();
     tile::issue_abt<kC.type, kC.rows, kC.dim_qk>(x, tile::KMajor<kC.keys>(k),
                                                  tile::KMajor<kC.rows>(queries(step)));
   }
   __device__ __forceinline__ void issue_plain_dp(std::uint32_t step, const std::uint8_t* v,
                                                  Scores& x) const {
-    ptx::forget(x);
+    ptx::undefine(x);
     ptx::wgmma_fence();
     tile::issue_abt<kC.type, kC.rows, kC.dim_v>(x, tile::KMajor<kC.keys>(v),
                                                 tile::KMajor<kC.rows>(dout(step)));

@@ -7,7 +7,7 @@
 namespace magi::sm90 {
 namespace {
 
-/// As many as arguments of a kernel may hold on every driver, 4 KiB.
+/// The number that arguments of a kernel may hold on every driver, 4 KiB.
 constexpr int kBatch = 48;
 
 struct DestinationBatch {

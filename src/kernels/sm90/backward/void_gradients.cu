@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr unsigned kCtas = 256;
 
-__device__ __forceinline__ void fill(const SpoiledRows& target) {
+__device__ __forceinline__ void fill(const PoisonedRows& target) {
   const StridedRows& rows = target.rows;
   const std::int64_t count = target.num_rows * target.heads * target.dim;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads)
     void_gradients_kernel(const __grid_constant__ VoidParams params) {
   ptx::await_kernels_before();
   if (params.outcome->is_overflowing == 0) return;
-  for (const SpoiledRows& target : params.targets) fill(target);
+  for (const PoisonedRows& target : params.targets) fill(target);
 }
 
 }  // namespace

@@ -5,9 +5,9 @@
 
 #include <array>
 
+#include "kernels/schedule/blocks/block_lists.hpp"
 #include "kernels/sm90/forward/config.hpp"
 #include "kernels/sm90/forward/params.hpp"
-#include "kernels/worklist/block_lists.hpp"
 
 namespace magi::sm90 {
 

@@ -6,7 +6,7 @@
 
 namespace magi::sm90 {
 
-/// Where the units of a k tile are loaded from.
+/// The places that the units of a k tile are loaded from.
 struct GatheredTile {
   static constexpr int kMostUnits = 8;
   std::int32_t keys[kMostUnits];

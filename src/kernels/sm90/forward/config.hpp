@@ -44,13 +44,13 @@ struct ForwardConfig {
     return stages_out() ? std::max(q_bytes(), out_bytes()) : q_bytes();
   }
   constexpr int kv_bytes() const { return kv_stages / 2 * (k_bytes() + v_bytes()); }
-  /// Where the K tile of an even stage and the V tile of an odd one begin.
+  /// The places where the K tile of an even stage and the V tile of an odd one begin.
   constexpr int k_offset(int stage) const { return stage * ((k_bytes() + v_bytes()) / 2); }
   constexpr int v_offset(int stage) const { return k_offset(stage) + (k_bytes() - v_bytes()) / 2; }
   constexpr bool stages_out() const { return q_stages > 1; }
   /// Q is loaded and handed back as a whole, or where the next Q waits for it, by warpgroup.
   constexpr int q_parts() const { return stages_out() ? 1 : consumers; }
-  /// Of this item and of the one before, which is written later.
+  /// The buffers of this item and of the one before, which is written later.
   constexpr int place_stages() const { return std::max(q_stages, 2); }
   constexpr int producer_registers() const { return consumers <= 2 ? 40 : 32; }
   constexpr int consumer_registers() const {

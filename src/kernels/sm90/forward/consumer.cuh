@@ -26,7 +26,7 @@ class Consumer {
       if (ptx::uniform(message().num_tiles) > 0) {
         walk_item();
       } else {
-        settle();
+        drain();
         if ((ptx::uniform(message().flags) & kEndOfItems) != 0) break;
         finish_empty_item();
       }
@@ -153,7 +153,7 @@ class Consumer {
 
   /// Scores become P, in float; `key` is the tile's first key.
   template <int kKeys>
-  __device__ __forceinline__ void absorb(Scores<kKeys>& scores, int key, bool is_masked) {
+  __device__ __forceinline__ void accumulate(Scores<kKeys>& scores, int key, bool is_masked) {
     if (is_masked) {
       mask_by_run<kKeys>(scores, message(), {64 * warpgroup_, key}, params_.packed_shift);
     }
@@ -217,13 +217,13 @@ class Consumer {
     ptx::wgmma_wait<1>();
     ptx::pin(scores);
     release_tile();
-    absorb<kKeys>(scores, key, is_masked);
+    accumulate<kKeys>(scores, key, is_masked);
     ptx::wgmma_wait<0>();
     finish_values();
   }
 
   /// Brings the item under way to its end where no next one's tile does it on the way.
-  __device__ __forceinline__ void settle() {
+  __device__ __forceinline__ void drain() {
     if (!has_item_) return;
     wait_tile(tiles_);  // a stage without K
     release_tile();

@@ -9,10 +9,10 @@
 #include "cuda/arena.hpp"
 #include "cuda/device.hpp"
 #include "cuda/tensor_map.hpp"
+#include "kernels/schedule/host/forward_arrivals.hpp"
+#include "kernels/schedule/host/split_list.hpp"
 #include "kernels/sm90/conversions.hpp"
 #include "kernels/sm90/forward/combine.hpp"
-#include "kernels/worklist/forward_arrivals.hpp"
-#include "kernels/worklist/split_list.hpp"
 
 namespace magi::sm90 {
 namespace {
@@ -69,8 +69,8 @@ void set_list(ForwardParams& params, const ForwardList& list, const ListOnDevice
   params.num_works = list.num_works;
   params.head_groups = list.head_groups;
   params.groups_per_section = list.groups_per_section;
-  params.num_coming_works = list.num_coming_works;
-  params.coming_groups_per_section = list.coming_groups_per_section;
+  params.num_in_flight_works = list.num_in_flight_works;
+  params.in_flight_groups_per_section = list.in_flight_groups_per_section;
   params.tile_tokens = list.tile_tokens;
   params.packed_heads = list.packed_heads;
   params.packed_shift = std::countr_zero(static_cast<unsigned>(list.packed_heads));
@@ -79,10 +79,10 @@ void set_list(ForwardParams& params, const ForwardList& list, const ListOnDevice
   params.dim_v = list.problem.dim_v;
   params.partial = parts.partial;
   params.arrivals = parts.arrivals;
-  params.heads_per_arrival_section = list.problem.heads_q / parts.num_arrival_sections;
-  params.is_for_left_over = parts.is_for_left_over;
+  params.heads_per_arrival_chunk = list.problem.heads_q / parts.num_arrival_chunks;
+  params.is_for_deferred = parts.is_for_deferred;
   params.is_beside = parts.is_beside;
-  params.left_over = parts.left_over;
+  params.deferred = parts.deferred;
 }
 
 /// Finds where the parts of a run's list lie.
@@ -98,10 +98,10 @@ ListOnDevice parts_of(const ForwardState& state, const RunMemory& memory) {
   if (state.num_split_tiles > 0) {
     parts.partial = partial_rows(state.list.shape, dim_v, memory.workspace, state.num_splits());
   }
-  parts.num_arrival_sections = state.num_arrival_sections;
-  parts.left_over = {.items = items,
-                     .count = memory.counters + kNumLeftOver,
-                     .num_ended = memory.counters + kNumEnded};
+  parts.num_arrival_chunks = state.num_arrival_chunks;
+  parts.deferred = {.items = items,
+                    .count = memory.counters + kNumDeferred,
+                    .num_ended = memory.counters + kNumEnded};
   return parts;
 }
 
@@ -220,7 +220,7 @@ void launch_combine(const ForwardArgs& args, const ForwardList& list, const List
 
 ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& problem,
                           std::span<const BandSlice> slices, const ForwardTuning& tuning,
-                          const ComingKeys& coming) {
+                          const InFlightKeys& coming) {
   ForwardState state;
   const std::int32_t device = current_device();
   const TileShape shape = tile_shape(*instances.of(FeatureSet::Plain));
@@ -237,7 +237,7 @@ ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& pr
   state.num_split_tiles = list.num_split_tiles();
   state.num_slots = list.num_slots();
   state.num_sources = coming.num_sources;
-  state.num_arrival_sections = coming.num_sections;
+  state.num_arrival_chunks = coming.num_sections;
   state.num_ctas = count_ctas(device, tuning, list.num_items());
   const auto lists = lists_to_device_sync({std::as_bytes(std::span(list.tiles)),
                                            std::as_bytes(std::span(list.records)),
@@ -270,14 +270,14 @@ ForwardRun::ForwardRun(const ForwardArgs& args, const ForwardState& state, RunMe
   if (arrivals.flags == nullptr) return;
   parts_.arrivals = {.flags = arrivals.flags,
                      .expected = arrivals.expected,
-                     .patience_ns = arrivals.patience_ns,
+                     .spin_budget_ns = arrivals.spin_budget_ns,
                      .num_sources = state.num_sources};
   parts_.is_beside = arrivals.is_beside_push;
 }
 
 ForwardRun::~ForwardRun() {
   if (!may_leave_over_) return;
-  cuda_forget(cudaMemsetAsync(parts_.left_over.count, 0, sizeof(unsigned), stream_));
+  cuda_forget(cudaMemsetAsync(parts_.deferred.count, 0, sizeof(unsigned), stream_));
 }
 
 void ForwardRun::attend() {
@@ -291,11 +291,11 @@ void ForwardRun::attend() {
 void ForwardRun::finish() {
   if (state_.num_ctas == 0) return;
   const DeviceScope scope(device_);
-  // Launched behind the wait for all keys: normally nothing is left over.
+  // Launched behind the wait for all keys: normally nothing is deferred.
   if (std::exchange(may_leave_over_, false) && state_.list.num_waiting_works > 0) {
     params_.arrivals = {};
     params_.is_beside = false;
-    params_.is_for_left_over = true;
+    params_.is_for_deferred = true;
     const auto num_ctas = std::min<std::int64_t>(state_.num_ctas, state_.list.num_waiting_items());
     instance_->launch(params_, to_int(num_ctas), stream_);
   }

@@ -6,9 +6,9 @@
 
 #include "cuda/memory.hpp"
 #include "cuda/stream_buffer.hpp"
+#include "kernels/schedule/device/device_list.hpp"
+#include "kernels/schedule/host/in_flight_keys.hpp"
 #include "kernels/sm90/forward/launch.hpp"
-#include "kernels/worklist/coming_keys.hpp"
-#include "kernels/worklist/device_list.hpp"
 #include "magi/attention_cuda.hpp"
 
 // The forward on Hopper behind src/kernels/attention, which has checked the arguments and made the
@@ -31,8 +31,8 @@ struct ForwardState {
   ForwardList list;  ///< without its vectors' contents once they are on the device
   std::int32_t num_split_tiles = 0;
   std::int32_t num_slots = 0;    ///< splits of all tiles, of one head group
-  std::int32_t num_sources = 0;  ///< of coming keys
-  std::int32_t num_arrival_sections = 1;
+  std::int32_t num_sources = 0;  ///< of in-flight keys
+  std::int32_t num_arrival_chunks = 1;
   DeviceList tiles;
   DeviceList records;
   DeviceList splits;
@@ -54,12 +54,12 @@ struct ListOnDevice {
   WantedList wanted = WantedList::Any;
   PartialRows partial;  ///< room for the results of all splits
   ArrivalFlags arrivals;
-  std::int32_t num_arrival_sections = 1;
+  std::int32_t num_arrival_chunks = 1;
   TensorView own_k, own_v;  ///< without data: all keys are in K and V
-  bool is_for_left_over = false;
+  bool is_for_deferred = false;
   /// Whether the kernel right in front brings keys, behind all else: the launch runs beside it.
   bool is_beside = false;
-  LeftOver left_over;
+  Deferred deferred;
 };
 
 ForwardProblem forward_problem(const ForwardArgs& args);
@@ -69,7 +69,7 @@ TileShape tile_shape(const ForwardInstance& instance);
 FeatureSet feature_set_of(const ForwardArgs& args);
 /// CTAs of a launch; throws InvalidArgument naming sm_margin or the number of items.
 std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::int64_t num_items);
-/// For the device's free SMs; throws InvalidArgument naming what is not allowed.
+/// Makes a schedule for the device's free SMs; throws InvalidArgument naming what is not allowed.
 SplitRule split_rule(std::int32_t device, const ForwardTuning& tuning);
 /// Bytes of the partial rows of `num_partials` items, and where their parts lie.
 std::int64_t partial_bytes(const TileShape& shape, std::int64_t dim_v, std::int64_t num_partials);
@@ -91,18 +91,18 @@ void launch_combine(const ForwardArgs& args, const ForwardList& list, const List
 /// of a run.
 ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& problem,
                           std::span<const BandSlice> slices, const ForwardTuning& tuning,
-                          const ComingKeys& coming);
+                          const InFlightKeys& coming);
 
 /// The words of a run's counters.
-enum CounterWord : std::int32_t { kTicket, kNumLeftOver, kNumEnded };
+enum CounterWord : std::int32_t { kTicket, kNumDeferred, kNumEnded };
 
 /// One run in parts, on the device that is current as it begins. The state outlives it, like memory
 /// that it does not own. `memory` has workspace_bytes() and is not read where q has no rows.
-class ForwardRun final : public ComingForward {
+class ForwardRun final : public InFlightForward {
  public:
   ForwardRun(const ForwardArgs& args, const ForwardState& state, RunMemory memory,
              const KeyArrivals& arrivals, cudaStream_t stream);
-  /// Takes back what a run that is given up has left over: nobody works at it, and the next run on
+  /// Takes back what a run that is given up has deferred: nobody works at it, and the next run on
   /// the stream finds the count at 0.
   ~ForwardRun() override;
   ForwardRun(const ForwardRun&) = delete;

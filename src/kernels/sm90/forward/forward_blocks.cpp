@@ -11,13 +11,14 @@
 #include "cuda/tensor_map.hpp"
 #include "kernels/sm90/conversions.hpp"
 #include "kernels/sm90/forward/forward.hpp"
-#include "kernels/sm90/spoil.hpp"
+#include "kernels/sm90/poison.hpp"
 
 namespace magi::sm90 {
 namespace {
 
 constexpr TileShape kWideTiles{.rows = 128, .keys = 128, .trimmed_keys = 64};
-/// Where blocks of queries are no multiples of the others: keys are read for half as many rows.
+/// Halves tiles if blocks of queries are no multiples of the others: keys are read for half as many
+/// rows.
 constexpr TileShape kNarrowTiles{.rows = 64, .keys = 64, .trimmed_keys = 0};
 constexpr std::int32_t kLeastUnit = 16;     ///< keys: smaller boxes cost more than their products
 constexpr std::int32_t kRowsPerStore = 16;  // a warp stores its own rows
@@ -63,7 +64,7 @@ BlockListShape list_shape(const ForwardArgs& args, const BlockMask& mask,
   return shape;
 }
 
-/// What a launch writes.
+/// The tensors that a launch writes.
 void set_results(ForwardParams& params, const ForwardArgs& args) {
   if (args.out.dtype == DType::Float32) {
     params.out_float = strided_rows(args.out);
@@ -77,7 +78,7 @@ void set_results(ForwardParams& params, const ForwardArgs& args) {
   params.is_merging = args.is_merging;
 }
 
-/// What it reads, and how queries fall into tiles.
+/// The tensors that it reads, and how queries fall into tiles.
 ForwardParams input_params(const ForwardArgs& args, const BlockWalk& walk,
                            const GatherShape& gather) {
   const ForwardList& frame = walk.frame;
@@ -191,8 +192,8 @@ void enqueue_forward(const ForwardArgs& args, const BlockCall& call, const Block
   const std::int32_t num_ctas =
       count_free_sms(args.q.device, call.tuning.sm_margin) * call.instance->config.ctas_per_sm();
   call.instance->launch(params, std::min(num_ctas, params.num_items), stream);
-  spoil_unless_held(BlockListOutcome{part_at<const BlockListHeader>(workspace, 0), walk.shape},
-                    {spoiled_rows(args.out), spoiled_rows(args.lse)}, stream);
+  poison_unless_held(BlockListOutcome{part_at<const BlockListHeader>(workspace, 0), walk.shape},
+                     {spoiled_rows(args.out), spoiled_rows(args.lse)}, stream);
 }
 
 }  // namespace magi::sm90

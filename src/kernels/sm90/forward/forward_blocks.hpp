@@ -8,8 +8,8 @@
 
 namespace magi::sm90 {
 
-/// How a mask of blocks is walked, q tile by q tile: the lists of visible k blocks and how queries
-/// fall into tiles.
+/// The way a mask of blocks is walked, q tile by q tile: the lists of visible k blocks and how
+/// queries fall into tiles.
 struct BlockWalk {
   ForwardList frame;  ///< without tiles and records
   BlockListShape shape;
@@ -42,7 +42,7 @@ BlockForwardParams walk_params(const ForwardArgs& args, const BlockWalk& walk, v
 /// Why the kernels do not take a call, empty where they do.
 std::string refusal_of_blocks(const ForwardArgs& args, const BlockMask& mask);
 
-/// For a call that they take. Throws InvalidArgument naming what is not allowed.
+/// Prepares a call that they take. Throws InvalidArgument naming what is not allowed.
 BlockCall block_call(const ForwardArgs& args, const BlockMask& mask, const ForwardTuning& tuning);
 
 void enqueue_forward(const ForwardArgs& args, const BlockCall& call, const BlockListSource& source,

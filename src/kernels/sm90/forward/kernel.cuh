@@ -14,7 +14,7 @@
 //
 // Roles: warpgroup 0: one thread of warp 0 loads, one of warp 1 schedules (items and records).
 // Warpgroups 1..: consumers. The persistent grid draws items from a ticket counter in the order of
-// the list. Items whose keys do not come in time are left over for a second launch.
+// the list. Items whose keys do not come in time are deferred for a second launch.
 //
 // A launch begins ahead of the end of the kernel before it and waits for that one here, before it
 // touches what others read or write: all but the thread that takes items, which waits when it has

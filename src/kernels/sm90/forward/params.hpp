@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/schedule/host/forward_list.hpp"
 #include "kernels/sm90/arguments.hpp"
-#include "kernels/worklist/forward_list.hpp"
 
 namespace magi::sm90 {
 
@@ -17,7 +17,7 @@ struct PartialRows {
 };
 
 /// Items whose keys had not come while a launch ran, for a launch behind it.
-struct LeftOver {
+struct Deferred {
   std::int32_t* items = nullptr;  ///< their places in the list's order, by the time they were left
   unsigned* count = nullptr;      ///< 0 between runs
   unsigned* num_ended = nullptr;  ///< CTAs of the launch that works at them; 0 between runs
@@ -36,8 +36,8 @@ struct ForwardParams {
   const TileWork* tiles = nullptr;
   const BandRecord* records = nullptr;
   unsigned* ticket = nullptr;  ///< counts handed-out items; 0 between launches
-  /// What the host does not know of a list made on the device: a launch for other packed heads or
-  /// other lists does nothing, num_works is the outcome's. Null where the host knows.
+  /// The values that the host does not know of a list made on the device: a launch for other packed
+  /// heads or other lists does nothing, num_works is the outcome's. Null where the host knows.
   const ListOutcome* outcome = nullptr;
   WantedList wanted = WantedList::Any;
   std::int32_t num_works = 0;
@@ -59,13 +59,13 @@ struct ForwardParams {
   float* max_logits = nullptr;  ///< [heads_q], holds -inf or an earlier result
   PartialRows partial;          ///< has data where the list has splits
 
-  std::int32_t num_coming_works = 0;
-  std::int32_t coming_groups_per_section = 0;
+  std::int32_t num_in_flight_works = 0;
+  std::int32_t in_flight_groups_per_section = 0;
   ArrivalFlags arrivals;
-  std::int32_t heads_per_arrival_section = 1;  ///< query heads whose keys come together
-  bool is_for_left_over = false;               ///< the launch works at `left_over` alone
+  std::int32_t heads_per_arrival_chunk = 1;  ///< query heads whose keys come together
+  bool is_for_deferred = false;              ///< the launch works at `deferred` alone
   bool is_beside = false;  ///< of the kernel before it only the end is awaited, at its own end
-  LeftOver left_over;
+  Deferred deferred;
 
   /// Keys [0, own_rows) are loaded from these, key own_rows is row 0 of k and v.
   CUtensorMap own_k;

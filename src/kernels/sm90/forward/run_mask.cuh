@@ -6,7 +6,7 @@
 
 namespace magi::sm90 {
 
-/// Where a warpgroup's scores of a tile begin.
+/// The place where a warpgroup's scores of a tile begin.
 struct ScoreOrigin {
   int row;  ///< of the q tile
   int key;

@@ -2,12 +2,12 @@
 #pragma once
 
 #include "cuda/ptx/copy.cuh"
+#include "kernels/schedule/host/item_order.hpp"
+#include "kernels/schedule/host/tile_run.hpp"
 #include "kernels/sm90/arrivals.cuh"
 #include "kernels/sm90/forward/params.hpp"
 #include "kernels/sm90/forward/shared.cuh"
 #include "kernels/sm90/global_memory.cuh"
-#include "kernels/worklist/item_order.hpp"
-#include "kernels/worklist/tile_run.hpp"
 
 namespace magi::sm90 {
 
@@ -23,9 +23,10 @@ struct Item {
 template <ForwardConfig kC>
 __device__ __forceinline__ Item load_item(const ForwardParams& params, std::int32_t num_works,
                                           std::int32_t index, ItemPart& part, ItemWait& wait) {
-  const ForwardItem item = forward_item({num_works, params.head_groups, params.groups_per_section,
-                                         params.num_coming_works, params.coming_groups_per_section},
-                                        static_cast<std::uint32_t>(index));
+  const ForwardItem item =
+      forward_item({num_works, params.head_groups, params.groups_per_section,
+                    params.num_in_flight_works, params.in_flight_groups_per_section},
+                   static_cast<std::uint32_t>(index));
   const std::int32_t group = item.head_group;
   const auto* source = reinterpret_cast<const int4*>(params.tiles + item.work);
   const int4 work = __ldg(source);
@@ -55,11 +56,10 @@ class Scheduler {
 
   __device__ __forceinline__ void run() {
     init_arrivals(shared_.wait.arrivals, params_.arrivals);
-    if (params_.is_for_left_over) ptx::await_kernels_before();
+    if (params_.is_for_deferred) ptx::await_kernels_before();
     auto ticket = static_cast<std::int32_t>(blockIdx.x);
     while (ticket < num_items()) {
-      const std::int32_t index =
-          params_.is_for_left_over ? params_.left_over.items[ticket] : ticket;
+      const std::int32_t index = params_.is_for_deferred ? params_.deferred.items[ticket] : ticket;
       const Item item = load_item<kC>(params_, num_works(), index, shared_.part, shared_.wait);
       if (ticket < static_cast<std::int32_t>(gridDim.x)) begin(item);
       ticket = take_ticket();
@@ -69,13 +69,14 @@ class Scheduler {
     // wait there, and what is to run on them now, such as what brings keys, would not.
     if (params_.arrivals.flags == nullptr) ptx::launch_dependents();
     send({.flags = kEndOfItems});
-    if (params_.is_for_left_over) end_left_over();
+    if (params_.is_for_deferred) end_deferred();
     // Launched beside the kernel that brings keys: what comes next is to be behind that one too.
     if (params_.arrivals.flags != nullptr) ptx::await_kernels_before();
   }
 
  private:
-  /// With the first item, of which the list alone has been read: waits for the kernels before.
+  /// Begins with the first item, of which the list alone has been read: waits for the kernels
+  /// before.
   __device__ __forceinline__ void begin(const Item& item) const {
     if (params_.is_beside) return;
     if (item.record_begin < item.record_end) ptx::prefetch(params_.records + item.record_begin);
@@ -87,8 +88,8 @@ class Scheduler {
     return params_.outcome == nullptr ? params_.num_works : params_.outcome->num_works;
   }
   __device__ __forceinline__ std::int32_t num_items() const {
-    return params_.is_for_left_over ? static_cast<std::int32_t>(*params_.left_over.count)
-                                    : num_works() * params_.head_groups;
+    return params_.is_for_deferred ? static_cast<std::int32_t>(*params_.deferred.count)
+                                   : num_works() * params_.head_groups;
   }
 
   /// The counter wraps to 0 by itself: each item draws one ticket.
@@ -97,11 +98,11 @@ class Scheduler {
     return static_cast<std::int32_t>(gridDim.x + atomicInc(params_.ticket, limit));
   }
 
-  /// Waits for the item's keys; false where it is left over.
+  /// Waits for the item's keys; false where it is deferred.
   __device__ __forceinline__ bool await_item(const Item& item) {
     const std::uint32_t sources = shared_.wait.sources;
     if (sources == 0) return true;
-    const std::int32_t section = item.head_begin / params_.heads_per_arrival_section;
+    const std::int32_t section = item.head_begin / params_.heads_per_arrival_chunk;
     switch (await_sources(params_.arrivals, shared_.wait.arrivals, section, sources)) {
       case Arrival::Known:
         return true;
@@ -111,16 +112,16 @@ class Scheduler {
       case Arrival::Late:
         break;
     }
-    params_.left_over.items[atomicAdd(params_.left_over.count, 1u)] = shared_.wait.index;
+    params_.deferred.items[atomicAdd(params_.deferred.count, 1u)] = shared_.wait.index;
     return false;
   }
 
   /// The last CTA to come here leaves the counts at 0. (Normally there are no items; a CTA that
   /// asked for them at the kernel's begin would change the code of the consumers.)
-  __device__ __forceinline__ void end_left_over() const {
+  __device__ __forceinline__ void end_deferred() const {
     ptx::fence_gpu();  // the count has been read
-    if (atomicInc(params_.left_over.num_ended, gridDim.x - 1) == gridDim.x - 1) {
-      *params_.left_over.count = 0;
+    if (atomicInc(params_.deferred.num_ended, gridDim.x - 1) == gridDim.x - 1) {
+      *params_.deferred.count = 0;
     }
   }
 

@@ -38,8 +38,8 @@ enum RunFlag : std::int32_t {
   kNewKeys = 16,    ///< the item's keys came only now
 };
 
-/// Where the rows of a Q tile lie and go; stays with the tile, to be read again when out is
-/// written.
+/// The place where the rows of a Q tile lie and go; stays with the tile, to be read again when out
+/// is written.
 struct ItemPlace {
   std::int32_t token_begin;
   std::int32_t head_begin;
@@ -54,10 +54,10 @@ struct ItemPart {
   std::int32_t partial;  ///< a split's place among PartialRows; -1: the item is a whole tile
 };
 
-/// What the scheduler's item waits for. Sources and index are set where a launch waits.
+/// The flags that the scheduler's item waits for. Sources and index are set where a launch waits.
 struct ItemWait {
   std::int32_t first_flags;  ///< of the item's first run
-  std::uint32_t sources;     ///< of coming keys
+  std::uint32_t sources;     ///< of in-flight keys
   std::int32_t index;        ///< the item's place in the list's order
   ArrivalState arrivals;
 };

@@ -96,8 +96,8 @@ class ListedBackwardConsumer {
     shared_.k_ring.wait_full(tiles_);
     shared_.v_ring.wait_full(tiles_);
     ptx::fence_async_shared();
-    ptx::forget(s);
-    ptx::forget(dp);
+    ptx::undefine(s);
+    ptx::undefine(dp);
     ptx::wgmma_fence();
     tile::issue_abt<kC.type, kC.keys, kC.dim>(s, q,
                                               tile::KMajor<kC.keys>(shared_.k[tiles_.stage()]));
@@ -189,7 +189,7 @@ class ListedBackwardConsumer {
   /// Issues sums = scores^T rows, over all query heads of the tile.
   __device__ __forceinline__ static void issue_keys(const std::uint8_t* scores,
                                                     const std::uint8_t* rows, KeyRows& sums) {
-    ptx::forget(sums);
+    ptx::undefine(sums);
     ptx::wgmma_fence();
     tile::issue_atb<kC.type, kC.dim, kC.rows()>(sums, tile::MnMajor<kC.rows()>(scores),
                                                 tile::MnMajor<kC.rows()>(rows));

@@ -28,7 +28,7 @@ struct ListedConfig {
   constexpr int consumer_registers() const {
     return (512 / ctas_per_sm - producer_registers) / consumers / 8 * 8;
   }
-  /// As softmax.cuh and the epilogue, which forwards over slices have too, read it.
+  /// The config as softmax.cuh and the epilogue, which forwards over slices have too, read it.
   constexpr ForwardConfig softmax() const {
     return {.type = type, .features = is_general ? FeatureSet::General : FeatureSet::AnyOut};
   }

@@ -7,8 +7,8 @@
 
 namespace magi::sm90 {
 
-/// Where the two rows of a thread's fragment lie: query heads of an item's query. Rows of the tile
-/// that are no head of the kv head are not stored.
+/// The places where the two rows of a thread's fragment lie: query heads of an item's query. Rows
+/// of the tile that are no head of the kv head are not stored.
 class HeadRows {
  public:
   /// The rows of a warpgroup, which begin with head `first` of the kv head.
@@ -58,8 +58,8 @@ class HeadRows {
     }
   }
 
-  /// Of two neighbouring chunks of 8 columns, which four lanes hold in pairs, even lanes take the
-  /// first and odd ones the second: all store 8 bytes.
+  /// Exchanges two neighbouring chunks of 8 columns, which four lanes hold in pairs, even lanes
+  /// take the first and odd ones the second: all store 8 bytes.
   template <DType kType, int kCount>
   __device__ __forceinline__ void store_half(const StridedRows& target, int dim,
                                              const float (&values)[kCount]) const {

@@ -32,7 +32,7 @@ struct KeyPartShape {
   std::int64_t num_keys() const { return std::int64_t{heads_kv} * rows_k; }
 };
 
-/// With as many queries in a run as memory for parts holds: `most_rows` at most. Throws
+/// Makes runs with as many queries as memory for parts holds: `most_rows` at most. Throws
 /// InvalidArgument where parts of one query, or keys, are too many.
 KeyPartShape with_rows(KeyPartShape shape, std::int64_t most_rows);
 
@@ -48,7 +48,7 @@ struct KeyPartLayout {
 };
 KeyPartLayout key_part_layout(const KeyPartShape& shape);
 
-/// Where sums over all runs go.
+/// The place where sums over all runs go.
 struct KeySumTargets {
   float* dk = nullptr;  ///< [rows_k, heads_kv, dim_qk], added to
   float* dv = nullptr;  ///< [rows_k, heads_kv, dim_v], added to

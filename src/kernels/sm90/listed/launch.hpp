@@ -17,7 +17,7 @@ struct ListedInstance {
   void (*launch)(const ListedForwardParams& params, int num_ctas, cudaStream_t stream) = nullptr;
 };
 
-/// What a call asks of a kernel.
+/// The properties that a call asks of a kernel.
 struct ListedWish {
   DType type = DType::BFloat16;
   int dim = 0;    ///< the larger of both head dims
@@ -38,7 +38,8 @@ struct ListedBackwardInstance {
 std::span<const ListedBackwardInstance> listed_backward_instances(DType type);
 std::span<const ListedBackwardInstance> listed_part_instances(DType type);
 
-/// For the larger of both head dims and the query heads of a kv head; null when there is none.
+/// The kernel for the larger of both head dims and the query heads of a kv head; null when there is
+/// none.
 const ListedBackwardInstance* find_listed_backward_instance(DType type, int dim, int heads,
                                                             bool has_parts);
 

@@ -69,7 +69,7 @@ void launch(const ListedBackwardInstance& instance, const ListedBackwardParams& 
   instance.launch(params, num_ctas, stream);
 }
 
-/// What the main kernel reads of queries [begin, end).
+/// The parameters of the main kernel of queries [begin, end).
 void take_rows(BackwardArgs& args, KeyLists& lists, std::int64_t begin, std::int64_t end) {
   for (TensorView* tensor : {&args.q, &args.dout, &args.lse, &args.dq, &lists.indices}) {
     *tensor = tensor->slice(0, begin, end);

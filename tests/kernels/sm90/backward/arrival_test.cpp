@@ -23,8 +23,8 @@ constexpr std::int32_t kRowsQ = 500;
 constexpr std::int32_t kRowsK = 1500;
 
 /// Own keys in the middle, those of three sources around them, gaps that nobody writes.
-ComingKeys three_sources(std::int32_t step = 90) {
-  ComingKeys coming{.num_sources = 3, .num_sections = 2};
+InFlightKeys three_sources(std::int32_t step = 90) {
+  InFlightKeys coming{.num_sources = 3, .num_sections = 2};
   coming.parts = {{{0, 200}, 0}, {{210, 400}, 2}};
   for (std::int32_t row = 1000; row < kRowsK; row += step) {
     coming.parts.push_back({{row, std::min(row + step - 3, kRowsK)}, (row / step) % 3});
@@ -52,10 +52,10 @@ BackwardCase case_of(DType type, std::int32_t dim, bool is_deterministic) {
 /// A call, prepared for keys that come, and what it gives where they are there from the start.
 class ArrivalCall {
  public:
-  explicit ArrivalCall(const BackwardCase& test, const ComingKeys& coming = three_sources())
+  explicit ArrivalCall(const BackwardCase& test, const InFlightKeys& coming = three_sources())
       : test_(test), inputs_(test), expected_(test), judge_(make_judge(test_, inputs_)) {
     const BackwardArgs args = args_of(expected_);
-    prepared_ = find_backend("", 0)->prepare_coming_backward(args, test.tuning, coming);
+    prepared_ = find_backend("", 0)->prepare_in_flight_backward(args, test.tuning, coming);
     prepared_->run(args, {}, nullptr);
     download_sync(expected_);
     judge_(expected_, Gradients::All);
@@ -94,8 +94,8 @@ class ArrivalCall {
       if (way == Way::Behind) sender_->send_behind(steps, sending, stream);
       if (way == Way::Pushed) sender_->send(sender_->all_steps(), stream);
     };
-    const auto run = prepared_->begin_coming(args, workspace,
-                                             {.keys = arrivals, .gradients = gradients}, stream);
+    const auto run = prepared_->begin_in_flight(args, workspace,
+                                                {.keys = arrivals, .gradients = gradients}, stream);
     run->prepare();
     const bool has_waiting_tiles = !test_.tuning.is_deterministic && way != Way::Pushed;
     if (!has_waiting_tiles) await();
@@ -104,8 +104,8 @@ class ArrivalCall {
     run->finish();
   }
   /// Runs into fresh outputs on `stream`.
-  void expect_right(std::int64_t patience_ns, cudaStream_t stream) const {
-    expect_right(sender_->arrivals(patience_ns), Way::Awaited, {}, {}, stream);
+  void expect_right(std::int64_t spin_budget_ns, cudaStream_t stream) const {
+    expect_right(sender_->arrivals(spin_budget_ns), Way::Awaited, {}, {}, stream);
   }
   void expect_right_behind(const std::vector<SendStep>& steps, const Stream& sending,
                            cudaStream_t stream) const {
@@ -164,15 +164,15 @@ class BackwardArrivalTest
       call.sender().take_away_sync();
       call.sender().send(steps, sending.handle());
       call.expect_right(kSecond, stream.handle());
-      // When patience has ended: all items are left over.
+      // When spin budget has ended: all items are deferred.
       call.sender().take_away_sync();
       call.expect_right_behind(steps, sending, stream.handle());
-      // Some before, the others when patience has ended.
+      // Some before, the others when spin budget has ended.
       call.sender().take_away_sync();
       call.sender().send({steps.begin(), middle}, sending.handle());
       const std::vector<SendStep> late(middle, steps.end());
       call.expect_right_behind(late, sending, stream.handle());
-      // Patience ends while they come.
+      // SpinBudget ends while they come.
       call.sender().take_away_sync();
       call.sender().send(steps, sending.handle());
       call.expect_right(100'000, stream.handle());
@@ -257,7 +257,7 @@ TEST_P(BackwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
 
 /// Places of the gradients of a part: some in float32, some in the input's type, some none.
 struct PartPlaces {
-  PartPlaces(const BackwardCase& test, const ComingKeys& coming) {
+  PartPlaces(const BackwardCase& test, const InFlightKeys& coming) {
     constexpr Layout kLayouts[] = {Layout::PaddedRows, Layout::HeadMajor, Layout::Contiguous};
     for (std::size_t i = 0; i < coming.parts.size(); ++i) {
       const DType type = i % 2 == 0 ? DType::Float32 : test.type;
@@ -304,7 +304,7 @@ void expect_rows_of(const GuardedTensor& place, const GuardedTensor& all, std::i
 
 /// Rows with places of their own are not touched in `local`, the others are those of `all`.
 void expect_rest_of(const GuardedTensor& local, const GuardedTensor& all,
-                    const ComingKeys& coming) {
+                    const InFlightKeys& coming) {
   const GuardedTensor untouched(local.view().dtype, 1, 1, 1);
   for (std::int32_t row = 0; row < kRowsK; ++row) {
     bool is_elsewhere = false;
@@ -325,7 +325,7 @@ void expect_rest_of(const GuardedTensor& local, const GuardedTensor& all,
 TEST_P(BackwardArrivalTest, PartsHavePlacesOfTheirOwn) {
   for (const std::int32_t heads_per_item : {2, 1, 0}) {
     // More parts than the kernel in front of the main one has room for among its arguments, or few.
-    const ComingKeys coming = three_sources(heads_per_item == 2 ? 90 : 9);
+    const InFlightKeys coming = three_sources(heads_per_item == 2 ? 90 : 9);
     BackwardCase test = base();
     test.tuning.heads_per_item = heads_per_item;
     test.has_float_gradients = true;
@@ -384,11 +384,11 @@ TEST_F(BackwardArrivalRefusalTest, SaysWhichPlaceIsWrong) {
   const BackwardOutputs outputs(test);
   const BackwardArgs args = call.args_of(outputs);
   const PartPlaces places(test, three_sources());
-  const auto refuses = [&](const BackwardArgs& with, auto spoil) {
+  const auto refuses = [&](const BackwardArgs& with, auto poison) {
     std::vector<PartGradients> gradients = places.gradients;
-    spoil(gradients);
+    poison(gradients);
     EXPECT_THROW(
-        call.prepared().begin_coming(
+        call.prepared().begin_in_flight(
             with, {}, {.keys = call.sender().arrivals(0), .gradients = gradients}, nullptr),
         InvalidArgument);
   };
@@ -397,7 +397,7 @@ TEST_F(BackwardArrivalRefusalTest, SaysWhichPlaceIsWrong) {
   refuses(args, [](auto& gradients) { gradients[0].dtype = DType::Float16; });
   refuses(args, [](auto& gradients) { gradients[0].dk_row_bytes += 8; });
   const auto plain = find_backend("", 0)->prepare_backward(args, {});
-  EXPECT_THROW(plain->begin_coming(args, {}, {.keys = call.sender().arrivals(0)}, nullptr),
+  EXPECT_THROW(plain->begin_in_flight(args, {}, {.keys = call.sender().arrivals(0)}, nullptr),
                InvalidArgument);
   BackwardCase adding = test;
   adding.is_accumulating = true;

@@ -3,8 +3,8 @@
 
 #include <cmath>
 
+#include "kernels/schedule/blocks/block_grid.hpp"
 #include "kernels/sm90/block_case.hpp"
-#include "kernels/worklist/block_grid.hpp"
 #include "magi/error.hpp"
 #include "reference/error_rule.hpp"
 #include "support/gpu/gpu_test.hpp"
@@ -96,9 +96,9 @@ std::vector<double> worse(const std::vector<double>& truth, const std::vector<do
 void expect_close(const BlockCase& test, const std::vector<double>& seen,
                   const std::vector<double>& truth, const std::vector<double>& plain, double noise,
                   const char* name) {
-  reference::Verdict verdict = reference::judge_rounded(seen, truth, plain, test.type);
-  verdict.allowed += noise;
-  EXPECT_TRUE(verdict.holds()) << name << ": " << verdict.text();
+  reference::Decision decision = reference::judge_rounded(seen, truth, plain, test.type);
+  decision.allowed += noise;
+  EXPECT_TRUE(decision.holds()) << name << ": " << decision.text();
 }
 
 void check_head(const BlockCase& test, const BlockCaseData& data, const Gradients& seen,
@@ -186,14 +186,14 @@ TEST_F(BlockMaskBackwardTest, AgreesAtTheUsualBlocks) {
 
 /// Makes the rows that a head of the mask leaves out NaN: keys of blocks that no block of queries
 /// reaches, and queries of blocks that reach none.
-void spoil_unseen(const BlockCase& test, BlockCaseData& data, GuardedTensor& dout) {
+void poison_unseen(const BlockCase& test, BlockCaseData& data, GuardedTensor& dout) {
   const std::int32_t heads_per_kv = test.heads_q / test.heads_kv;
   const BlockGrid grid{.rows_q = test.rows_q,
                        .rows_k = test.rows_k,
                        .q_block = test.q_block,
                        .k_block = test.k_block,
                        .is_causal = test.is_causal};
-  const auto spoil = [](GuardedTensor& tensor, std::int32_t row, std::int32_t head) {
+  const auto poison = [](GuardedTensor& tensor, std::int32_t row, std::int32_t head) {
     for (std::int64_t d = 0; d < tensor.dim(); ++d) tensor.set(row, head, d, std::nan(""));
   };
   for (std::int32_t kv_head = 0; kv_head < test.heads_kv; ++kv_head) {
@@ -208,15 +208,15 @@ void spoil_unseen(const BlockCase& test, BlockCaseData& data, GuardedTensor& dou
     }
     for (std::int32_t row = 0; row < test.rows_k; ++row) {
       if (keys[static_cast<std::size_t>(row / test.k_block)]) continue;
-      spoil(data.k, row, kv_head);
-      spoil(data.v, row, kv_head);
+      poison(data.k, row, kv_head);
+      poison(data.v, row, kv_head);
     }
     for (std::int32_t row = 0; row < test.rows_q; ++row) {
       if (queries[static_cast<std::size_t>(row / test.q_block)]) continue;
       for (std::int32_t head = kv_head * heads_per_kv; head < (kv_head + 1) * heads_per_kv;
            ++head) {
-        spoil(data.q, row, head);
-        spoil(dout, row, head);
+        poison(data.q, row, head);
+        poison(dout, row, head);
       }
     }
   }
@@ -235,7 +235,7 @@ TEST_F(BlockMaskBackwardTest, WhatNobodySeesMayBeNan) {
       fill_results(test, data, expected);
       fill_results(test, data, gradients);
       run(mask_of(test, data), expected, is_deterministic);
-      spoil_unseen(test, data, gradients.dout);
+      poison_unseen(test, data, gradients.dout);
       run(mask_of(test, data), gradients, is_deterministic);
       expect_same_bits(gradients.dk, expected.dk);
       expect_same_bits(gradients.dv, expected.dv);

@@ -54,17 +54,17 @@ void expect_close(const BackwardCase& test, const GuardedTensor& seen, const Gua
     const std::vector<double> before = values_of(start);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] -= before[i];
   }
-  reference::Verdict verdict =
+  reference::Decision decision =
       reference::judge_rounded(values, expected.truth, expected.plain, test.type);
-  verdict.allowed += expected.noise;
+  decision.allowed += expected.noise;
   EXPECT_TRUE(seen.has_whole_guards()) << name << " was written outside its elements";
-  if (verdict.holds()) return;
+  if (decision.holds()) return;
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (std::abs(values[i] - expected.truth[i]) <= verdict.allowed) continue;
+    if (std::abs(values[i] - expected.truth[i]) <= decision.allowed) continue;
     const auto at = static_cast<std::int64_t>(i);
     ADD_FAILURE() << name << " row " << at / seen.dim() / seen.heads() << " head "
                   << at / seen.dim() % seen.heads() << " dim " << at % seen.dim() << " is "
-                  << values[i] << ", expected " << expected.truth[i] << " (" << verdict.text()
+                  << values[i] << ", expected " << expected.truth[i] << " (" << decision.text()
                   << ")";
     return;
   }

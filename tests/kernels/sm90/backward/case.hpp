@@ -6,7 +6,7 @@
 #include <memory>
 #include <ostream>
 
-#include "kernels/worklist/backward_problem.hpp"
+#include "kernels/schedule/backward_problem.hpp"
 #include "magi/attention_cuda.hpp"
 #include "reference/dense_attention.hpp"
 #include "support/gpu/random_tensors.hpp"

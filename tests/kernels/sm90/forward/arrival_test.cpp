@@ -26,8 +26,8 @@ constexpr std::int32_t kHeadsQ = 8;
 constexpr std::int32_t kHeadsKv = 4;
 
 /// Own keys in the middle, those of three sources around them, gaps that nobody writes.
-ComingKeys three_sources() {
-  ComingKeys coming{.num_sources = 3, .num_sections = 2};
+InFlightKeys three_sources() {
+  InFlightKeys coming{.num_sources = 3, .num_sections = 2};
   coming.parts = {{{0, 300}, 0}, {{310, 700}, 2}};
   for (std::int32_t row = 1500; row < kRowsK; row += 140) {
     coming.parts.push_back({{row, std::min(row + 137, kRowsK)}, (row / 140) % 3});
@@ -78,7 +78,7 @@ struct Outputs {
 void run_in_parts(const PreparedForward& prepared, const ForwardArgs& args,
                   const DeviceWorkspace& workspace, const KeyArrivals& arrivals,
                   cudaStream_t stream, const std::function<void()>& await) {
-  const auto run = prepared.begin_coming(args, workspace, arrivals, stream);
+  const auto run = prepared.begin_in_flight(args, workspace, arrivals, stream);
   run->attend();
   await();
   run->finish();
@@ -103,7 +103,7 @@ class ArrivalCall {
     const auto backend = find_backend("", 0);
     backend->prepare_forward(args, tuning)->run(args, {}, nullptr);
     expected_.download_sync();
-    prepared_ = backend->prepare_coming_forward(args, tuning, three_sources());
+    prepared_ = backend->prepare_in_flight_forward(args, tuning, three_sources());
     sender_ = std::make_unique<KeySender>(args.k, args.v, three_sources());
   }
 
@@ -123,10 +123,10 @@ class ArrivalCall {
   }
 
   /// Runs into fresh outputs on `stream`, and awaits keys that are on their way.
-  void expect_right(std::int64_t patience_ns, cudaStream_t stream,
+  void expect_right(std::int64_t spin_budget_ns, cudaStream_t stream,
                     const DeviceWorkspace& workspace = {}) {
     Outputs seen = outputs();
-    run_in_parts(*prepared_, args_of(seen), workspace, sender_->arrivals(patience_ns), stream,
+    run_in_parts(*prepared_, args_of(seen), workspace, sender_->arrivals(spin_budget_ns), stream,
                  [&] { sender_->await(stream); });
     expect_right(seen);
   }
@@ -157,8 +157,8 @@ class ArrivalCall {
   std::unique_ptr<KeySender> sender_;
 };
 
-/// Items that a run left over, in the workspace of a call without pieces, which held 0xff.
-std::int64_t count_left_over(const DeviceBuffer& workspace) {
+/// Items that a run deferred, in the workspace of a call without pieces, which held 0xff.
+std::int64_t count_deferred(const DeviceBuffer& workspace) {
   const auto items =
       to_host_sync<std::int32_t>(workspace.data(), workspace.size_bytes() / sizeof(std::int32_t));
   return std::count_if(items.begin(), items.end(), [](std::int32_t item) { return item >= 0; });
@@ -194,7 +194,7 @@ class ForwardArrivalTest : public GpuTest,
   }
 };
 
-TEST_P(ForwardArrivalTest, ItemsAreLeftOverOnlyWhereKeysAreLate) {
+TEST_P(ForwardArrivalTest, ItemsAreDeferredOnlyWhereKeysAreLate) {
   ArrivalCall call = call_with({});
   const Stream sending;
   RandomStream random(1);
@@ -208,10 +208,10 @@ TEST_P(ForwardArrivalTest, ItemsAreLeftOverOnlyWhereKeysAreLate) {
     call.sender().take_away_sync();
     call.sender().send(steps, nullptr);
     call.expect_right(0, nullptr, given);
-    EXPECT_EQ(count_left_over(workspace), 0);
+    EXPECT_EQ(count_deferred(workspace), 0);
     call.sender().take_away_sync();
     call.expect_right_behind(steps, sending, nullptr, given);
-    EXPECT_EQ(count_left_over(workspace), num_items);
+    EXPECT_EQ(count_deferred(workspace), num_items);
   }
 }
 
@@ -246,7 +246,7 @@ TEST_P(ForwardArrivalTest, KeysThatAreAwaitedAtTheStartNeedNoFlags) {
     for (int round = 0; round < 3; ++round) {
       call.sender().take_away_sync();
       Outputs seen = call.outputs();
-      const auto run = call.prepared().begin_coming(call.args_of(seen), {}, {}, stream.handle());
+      const auto run = call.prepared().begin_in_flight(call.args_of(seen), {}, {}, stream.handle());
       call.sender().send(call.sender().all_steps(), stream.handle());
       run->attend();
       run->finish();
@@ -285,7 +285,7 @@ TEST_P(ForwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
 /// The keys' tensors hold NaN where the own rows would be.
 TEST_P(ForwardArrivalTest, OwnKeysLieInTensorsOfTheirOwn) {
   const auto [type, dims] = GetParam();
-  const ComingKeys coming{
+  const InFlightKeys coming{
       .parts = {{{1500, 2000}, 0}, {{2010, kRowsK}, 1}}, .num_sources = 2, .own_rows = 777};
   RandomStream random(5);
   GuardedTensor q(type, kRowsQ, kHeadsQ, dims.qk);
@@ -299,7 +299,7 @@ TEST_P(ForwardArrivalTest, OwnKeysLieInTensorsOfTheirOwn) {
   args.lse = expected.lse.view(2);
   const auto backend = find_backend("", 0);
   // The same list over one tensor: a list without own rows joins keys on both sides.
-  const auto prepared = backend->prepare_coming_forward(args, {}, coming);
+  const auto prepared = backend->prepare_in_flight_forward(args, {}, coming);
   prepared->run(args, {}, nullptr);
   expected.download_sync();
   args.out = seen.out.view();
@@ -313,7 +313,7 @@ TEST_P(ForwardArrivalTest, OwnKeysLieInTensorsOfTheirOwn) {
     sender.take_away_sync();
     if (!is_at_start) sender.send(sender.shuffled_steps(random, 100'000), sending.handle());
     KeyArrivals arrivals = is_at_start ? KeyArrivals{} : sender.arrivals(round == 0 ? 0 : kSecond);
-    EXPECT_THROW(prepared->begin_coming(args, {}, arrivals, nullptr), InvalidArgument);
+    EXPECT_THROW(prepared->begin_in_flight(args, {}, arrivals, nullptr), InvalidArgument);
     arrivals.own_k = own_k.view();
     arrivals.own_v = own_v.view();
     if (is_at_start) sender.send(sender.all_steps(), nullptr);
@@ -333,7 +333,7 @@ TEST_P(ForwardArrivalTest, RunsAfterOneThatWasGivenUpAreRight) {
   const std::vector<SendStep> steps = call.sender().shuffled_steps(random, 0);
   const Outputs seen = call.outputs();
   call.prepared()
-      .begin_coming(call.args_of(seen), {}, call.sender().arrivals(0), nullptr)
+      .begin_in_flight(call.args_of(seen), {}, call.sender().arrivals(0), nullptr)
       ->attend();
   for (int round = 0; round < 2; ++round) {
     call.sender().take_away_sync();
@@ -354,16 +354,16 @@ TEST_F(ForwardArrivalRefusalTest, SaysWhatIsMissing) {
   const auto backend = find_backend("", 0);
   const KeyArrivals good = call.sender().arrivals(0);
   const auto plain = backend->prepare_forward(args, {});
-  EXPECT_THROW(plain->begin_coming(args, {}, good, nullptr), InvalidArgument);
-  ComingKeys coming = three_sources();
+  EXPECT_THROW(plain->begin_in_flight(args, {}, good, nullptr), InvalidArgument);
+  InFlightKeys coming = three_sources();
   coming.num_sections = 3;
-  EXPECT_THROW(backend->prepare_coming_forward(args, {}, coming), InvalidArgument);
+  EXPECT_THROW(backend->prepare_in_flight_forward(args, {}, coming), InvalidArgument);
   KeyArrivals bad = good;
   bad.flags = nullptr;
-  EXPECT_THROW(call.prepared().begin_coming(args, {}, bad, nullptr), InvalidArgument);
+  EXPECT_THROW(call.prepared().begin_in_flight(args, {}, bad, nullptr), InvalidArgument);
   bad = good;
-  bad.patience_ns = -1;
-  EXPECT_THROW(call.prepared().begin_coming(args, {}, bad, nullptr), InvalidArgument);
+  bad.spin_budget_ns = -1;
+  EXPECT_THROW(call.prepared().begin_in_flight(args, {}, bad, nullptr), InvalidArgument);
 }
 
 }  // namespace

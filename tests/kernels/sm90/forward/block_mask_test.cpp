@@ -65,9 +65,9 @@ void check_head(const BlockCase& test, const BlockCaseData& data, const Outputs&
   const reference::DenseOutput plain = dense_forward(in, counts);
   const std::vector<double> out = heads_of(outputs.out, kv_head * heads, heads);
   const std::vector<double> lse = heads_of(outputs.lse, kv_head * heads, heads);
-  const reference::Verdict of_out = reference::judge_rounded(out, truth.out, plain.out, test.type);
+  const reference::Decision of_out = reference::judge_rounded(out, truth.out, plain.out, test.type);
   ASSERT_TRUE(of_out.holds()) << "out of kv head " << kv_head << ": " << of_out.text();
-  const reference::Verdict of_lse = reference::judge_approximate(lse, truth.lse);
+  const reference::Decision of_lse = reference::judge_approximate(lse, truth.lse);
   ASSERT_TRUE(of_lse.holds()) << "lse of kv head " << kv_head << ": " << of_lse.text();
 }
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels/worklist/forward_list.hpp"
+#include "kernels/schedule/host/forward_list.hpp"
 #include "magi/error.hpp"
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/gpu_test.hpp"

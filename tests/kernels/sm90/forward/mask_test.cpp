@@ -2,8 +2,8 @@
 #include <functional>
 #include <vector>
 
+#include "kernels/schedule/host/split_rule.hpp"
 #include "kernels/sm90/forward/case.hpp"
-#include "kernels/worklist/split_rule.hpp"
 #include "support/gpu/gpu_test.hpp"
 
 namespace magi::test {

@@ -200,7 +200,7 @@ void check_listed_forward(const ListedCase& test) {
   lists.check_report_sync();
   EXPECT_TRUE(outputs.out.has_whole_guards()) << "out was written outside its elements";
   EXPECT_TRUE(outputs.lse.has_whole_guards()) << "lse was written outside its elements";
-  tensors.spoil_unseen_keys(lists);
+  tensors.poison_unseen_keys(lists);
   Outputs again(test);
   ASSERT_NO_THROW(run_sync(test, tensors, lists, again));
   expect_same_bits(outputs.out, again.out);

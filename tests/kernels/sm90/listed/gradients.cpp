@@ -80,10 +80,10 @@ struct Expected {
 
 void check_close(const ListedCase& test, const std::vector<double>& seen, const Expected& expected,
                  const char* name) {
-  reference::Verdict verdict =
+  reference::Decision decision =
       reference::judge_rounded(seen, expected.truth, expected.plain, test.type);
-  verdict.allowed += expected.noise;
-  EXPECT_TRUE(verdict.holds()) << name << ": " << verdict.text();
+  decision.allowed += expected.noise;
+  EXPECT_TRUE(decision.holds()) << name << ": " << decision.text();
 }
 
 /// Exact gradients from the out that was stored are as plain as those of a plain computation, whose
@@ -141,7 +141,7 @@ void check_listed_backward(const ListedCase& test) {
     if (tensor == nullptr) continue;
     EXPECT_TRUE(tensor->has_whole_guards()) << "a gradient was written outside its elements";
   }
-  tensors.spoil_unseen_keys(lists);
+  tensors.poison_unseen_keys(lists);
   Gradients again(test);
   ASSERT_NO_THROW(run_sync(test, tensors, lists, again));
   expect_same_bits(gradients.dq, again.dq);

@@ -30,7 +30,7 @@ ListedTensors::ListedTensors(const ListedCase& test)
   if (test.repeats_sinks) repeat_first_row(*sink);
 }
 
-void ListedTensors::spoil_unseen_keys(const ListedIndices& lists) {
+void ListedTensors::poison_unseen_keys(const ListedIndices& lists) {
   for (auto* tensor : {&k, &v}) {
     for (std::int32_t key = 0; key < tensor->rows(); ++key) {
       if (lists.is_seen(key)) continue;

@@ -13,7 +13,7 @@ namespace magi::test {
 struct ListedTensors {
   explicit ListedTensors(const ListedCase& test);
   /// Makes NaN of all keys that no list names.
-  void spoil_unseen_keys(const ListedIndices& lists);
+  void poison_unseen_keys(const ListedIndices& lists);
 
   GuardedTensor q, k, v;
   std::unique_ptr<GuardedTensor> sink;

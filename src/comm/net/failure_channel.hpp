@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "comm/net/tcp_socket.hpp"
+#include "magi/error.hpp"
+
+namespace magi::comm {
+
+/// Connections that carry nothing but bad news: every rank holds one to rank 0, which passes on
+/// what it hears. A process that ends is noticed by its connection's end. For transports whose own
+/// ranks would wait for a dead one. After the set-up all calls but wake() come from one thread.
+class FailureChannel {
+ public:
+  /// The address at which rank 0 listens; the bootstrap carries it to the others.
+  struct Invitation {
+    std::int32_t port = 0;
+    std::int32_t num_addresses = 0;
+    std::array<TcpAddress, 8> addresses{};
+    std::array<std::byte, 16> secret{};  ///< whoever knows it belongs to the group
+  };
+
+  FailureChannel(std::int32_t rank, std::int32_t num_ranks);
+  ~FailureChannel();
+  FailureChannel(const FailureChannel&) = delete;
+  FailureChannel& operator=(const FailureChannel&) = delete;
+
+  /// Rank 0 begins to listen.
+  Invitation open(TcpReach reach);
+  /// Another rank connects; false where no way leads there. It then hears no alarm.
+  bool connect(const Invitation& invitation, bool is_same_machine, Deadline deadline);
+  /// Rank 0 takes in the ranks that have connected; is_connected [num_ranks]. Throws CommError.
+  void accept(const std::vector<bool>& is_connected, Deadline deadline);
+
+  /// Waits for news, wake() or the limit. What another rank told, or that it ended.
+  std::optional<CommError> listen(std::chrono::milliseconds limit);
+  /// Ends a listen() of another thread.
+  void wake() noexcept;
+  /// Tells everyone who is connected.
+  void tell(const CommError& error) noexcept;
+  /// Tells them that this rank goes, in order.
+  void leave() noexcept;
+
+ private:
+  void send(std::int32_t failure, std::string_view text) noexcept;
+  std::optional<CommError> hear(std::int32_t peer);
+
+  std::int32_t rank_;
+  std::vector<StreamSocket> peers_;  ///< [num_ranks]; of other ranks than 0 only that to rank 0
+  StreamSocket listener_;
+  StreamSocket wake_;  ///< an eventfd
+  std::array<std::byte, 16> secret_{};
+};
+
+}  // namespace magi::comm

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cooperative_groups.h>
+
+#include "kernels/schedule/device/device_backward_list.hpp"
+#include "kernels/schedule/device/device_build.cuh"
+#include "kernels/schedule/device/device_order.cuh"
+#include "kernels/schedule/device/seen_rows.cuh"
+
+namespace magi {
+
+/// Some rows of all, by a bit each; `prefix` counts those before each word.
+struct MarkedRows {
+  std::uint32_t* bits = nullptr;
+  std::int32_t* prefix = nullptr;
+
+  __device__ __forceinline__ bool has(std::int32_t row) const {
+    return (bits[row / kWarpLanes] >> (row % kWarpLanes) & 1) != 0;
+  }
+  /// Counts the rows of [0, row] that are marked.
+  __device__ __forceinline__ std::int32_t up_to(std::int32_t row) const {
+    const std::uint32_t word = bits[row / kWarpLanes];
+    const std::uint32_t below = kFullWarp >> (kWarpLanes - 1 - row % kWarpLanes);
+    return prefix[row / kWarpLanes] + __popc(word & below);
+  }
+};
+
+/// One way to cut the keys into k tiles.
+struct KeyGrid {
+  std::int32_t rows_k = 0;
+  std::int32_t keys = 1;
+  std::int32_t num_tiles = 0;
+  MarkedRows tiles;                      ///< their first keys; without bits: a plain grid
+  const std::int32_t* begins = nullptr;  ///< [num_tiles + 1], likewise
+};
+
+/// Arguments of every kernel of a build: shapes by value, parts of the workspace by address.
+struct BackwardBuild {
+  SliceArrays source;
+  SliceTasks tasks;
+  std::int32_t rows_q = 0;
+  std::int32_t num_q_tiles = 0;
+  std::int32_t token_shift = 0;
+  std::int32_t packed_heads = 1;
+  PlainRule rule;
+  std::int64_t record_capacity = 0;
+  std::int64_t run_capacity = 0;
+  std::int64_t zeroed_chunks = 0;  ///< of 16 bytes, from the header on
+  KeyGrid grids[kKeyTilings];      ///< the second without num_tiles
+  DeviceBackwardHeader* header = nullptr;
+  std::uint32_t* cut_bits = nullptr;  ///< null where there are bins
+  std::int32_t* num_cut_tiles = nullptr;
+  std::int32_t* row_ends = nullptr;
+  std::int32_t* group_ends = nullptr;
+  std::int32_t* group_counts = nullptr;
+  RowGroups groups;
+  TallyPlaces tallies[kKeyTilings] = {};
+  std::int32_t* begins = nullptr;
+  MarkedRows components;  ///< `prefix` counts those of a group of rows
+  MarkedRows covered;     ///< without prefix
+  std::uint32_t* seen_queries = nullptr;
+  std::uint32_t* seen_keys = nullptr;
+  std::int32_t* tile_components = nullptr;
+  BandRecord* slices = nullptr;
+  std::int32_t* slice_ids = nullptr;
+  KeyTile* works = nullptr;
+  std::int32_t* longest = nullptr;
+  std::int32_t* record_ends = nullptr;
+  std::int32_t* record_begins = nullptr;
+  std::int32_t* tile_component = nullptr;
+  std::int32_t* places = nullptr;
+  std::int32_t* items = nullptr;
+  std::uint64_t* sort_keys[2] = {};
+  ComponentKey* component_keys = nullptr;
+  std::uint64_t* by_component = nullptr;
+  KeyTile* tiles = nullptr;
+  KeyRecord* records = nullptr;
+  RecordMark* marks = nullptr;
+  SemaphoreRun* runs = nullptr;
+};
+
+__device__ __forceinline__ KeyGrid grid_of(const BackwardBuild& build, int tiling) {
+  KeyGrid grid = build.grids[0];
+  if (tiling != 0) {
+    grid = build.grids[1];
+    grid.num_tiles = *build.num_cut_tiles;
+  }
+  return grid;
+}
+
+__device__ __forceinline__ bool has_bins(const BackwardBuild& build) {
+  return build.cut_bits == nullptr;
+}
+
+/// The way to cut the keys with the lower cost over all k tiles.
+__device__ __forceinline__ int cheaper_tiling(const BackwardBuild& build) {
+  const auto cost = [&](int tiling) {
+    const auto tiles = static_cast<std::uint64_t>(grid_of(build, tiling).num_tiles);
+    return build.header->steps[tiling] * static_cast<std::uint64_t>(build.rule.groups) +
+           tiles * static_cast<std::uint64_t>(build.rule.overhead);
+  };
+  return cost(1) < cost(0) ? 1 : 0;
+}
+
+/// Tells of the chosen tiling, which has `num_records`: by one thread of all.
+__device__ __forceinline__ void report_tiling(const BackwardBuild& build, int tiling,
+                                              std::int64_t num_records) {
+  DeviceBackwardHeader& header = *build.header;
+  header.tiling = tiling;
+  header.packed_heads = build.packed_heads;
+  header.outcome.num_records = num_records;
+  header.outcome.is_overflowing = num_records > build.record_capacity ? 1 : 0;
+  if (header.outcome.is_overflowing != 0) return;
+  header.outcome.num_tiles = grid_of(build, tiling).num_tiles;
+  header.outcome.num_items = header.outcome.num_tiles * build.rule.heads_kv;
+}
+
+__device__ __forceinline__ std::int32_t tile_of_key(const KeyGrid& grid, std::int32_t key) {
+  return grid.begins == nullptr ? key / grid.keys : grid.tiles.up_to(key) - 1;
+}
+
+/// k tiles that a shrunk slice reaches.
+__device__ __forceinline__ Range reached_tiles(const KeyGrid& grid, const BandSlice& band) {
+  Range tiles;
+  if (band.q0 >= band.q1) return tiles;
+  tiles.begin = tile_of_key(grid, band.k0);
+  tiles.end = tile_of_key(grid, band.k1 - 1) + 1;
+  return tiles;
+}
+
+__device__ __forceinline__ Range keys_of_tile(const KeyGrid& grid, std::int32_t tile) {
+  Range keys;
+  if (grid.begins == nullptr) {
+    keys.begin = tile * grid.keys;
+    keys.end = min(grid.rows_k - keys.begin, grid.keys) + keys.begin;
+  } else {
+    keys.begin = grid.begins[tile];
+    keys.end = grid.begins[tile + 1];
+  }
+  return keys;
+}
+
+/// The k tile's record of a slice; empty where it sees none of the keys.
+__device__ __forceinline__ BandSlice part_of_tile(const KeyGrid& grid, const BandSlice& band,
+                                                  std::int32_t tile) {
+  return shrink(cut_k(band, keys_of_tile(grid, tile)));
+}
+
+/// q tiles of a part.
+__device__ __forceinline__ Range tiles_of_part(const BandSlice& part, std::int32_t token_shift) {
+  Range tiles;
+  tiles.begin = part.q0 >> token_shift;
+  tiles.end = ((part.q1 - 1) >> token_shift) + 1;
+  return tiles;
+}
+
+/// The sums before a thread of a cluster, and what all threads have together.
+template <typename Value>
+struct ScannedCluster {
+  Value before;
+  Value total;
+};
+
+template <typename Value>
+struct ClusterScanShared {
+  ScanStorage<Value, kOrderThreads> scan;
+  Value total;  ///< of this CTA, read by the others
+};
+
+/// Combines values over a cluster of up to kOrderCtas in the order of CTAs and threads. All threads
+/// call; what they wrote to device memory before can be read by all behind it.
+template <typename Value, typename Combine>
+__device__ __forceinline__ ScannedCluster<Value> scan_cluster(ClusterScanShared<Value>& shared,
+                                                              Value value, Value identity,
+                                                              Combine combine) {
+  const auto cluster = cooperative_groups::this_cluster();
+  const auto of_block = scan_block<kOrderThreads>(value, shared.scan, identity, combine);
+  ScannedCluster<Value> result{of_block.before, of_block.total};
+  const int num_ctas = static_cast<int>(cluster.num_blocks());
+  if (num_ctas == 1) return result;
+  if (threadIdx.x == 0) shared.total = of_block.total;
+  cluster.sync();
+  // Each lane reads one CTA's: one after the other they would take as many trips.
+  Value other = identity;
+  if (lane_index() < num_ctas) {
+    other = *cluster.map_shared_rank(&shared.total, static_cast<unsigned>(lane_index()));
+  }
+  const Value up_to = scan_warp(other, combine);
+  const int rank = static_cast<int>(cluster.block_rank());
+  const Value before = __shfl_sync(kFullWarp, up_to, max(rank - 1, 0));
+  result.total = __shfl_sync(kFullWarp, up_to, num_ctas - 1);
+  result.before = rank == 0 ? of_block.before : combine(before, of_block.before);
+  cluster.sync();  // nobody overwrites a total that is still read
+  return result;
+}
+
+/// A thread's share of [0, count), neighbours side by side in the order of scan_cluster.
+__device__ __forceinline__ Range own_share(std::int32_t count) {
+  const auto rank = static_cast<std::int32_t>(cooperative_groups::this_cluster().block_rank());
+  const auto num_ctas = static_cast<std::int32_t>(cooperative_groups::this_cluster().num_blocks());
+  const std::int32_t chunk = (count - 1) / (num_ctas * kOrderThreads) + 1;
+  const std::int64_t begin =
+      std::int64_t{rank * kOrderThreads + static_cast<std::int32_t>(threadIdx.x)} * chunk;
+  Range share;
+  share.begin = static_cast<std::int32_t>(begin < count ? begin : count);
+  share.end = min(count - share.begin, chunk) + share.begin;
+  return share;
+}
+
+}  // namespace magi

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/schedule/device/device_list_steps.hpp"
+#include "kernels/schedule/host/plain_list.hpp"
+
+// The backward's plain list made on the device, from slices in device memory, without the host
+// seeing them: tile by tile the list of build_plain_list. All kernels go to one stream and nothing
+// waits, so the build can be captured in a graph and replayed with other slices.
+//
+//   cut     one CTA      the k tiles that begin where slices do; others clear what is counted in
+//   count   slices       a tally per k tile, for both ways to cut the keys, and its slices in a
+//                        bin, in any order; the slices clamped, shrunk and kept
+//   emit    k tiles      the way with the lower cost; where each k tile's records begin; the
+//                        records, joined, and their steps
+//   join    rows         the components of rows, by records
+//   number  records      which component records, k tiles and q tiles are of
+//   sort    k tiles      two orders of the k tiles, in chunks, then of all (device_rank.cuh)
+//   arrange items        the order in which items are handed out (plain_rule.hpp)
+//   order   records      the semaphore values at which a record adds to dQ
+//
+// Many slices, keys or k tiles have no bins: the memory is cleared and slices are marked in front
+// of the cut, one CTA or cluster takes the way with the lower cost and scans the tallies (place),
+// and the slices are walked again for the room that each k tile has then (fill). One cluster cuts
+// many keys, and sorts and arranges many k tiles (radix sort).
+namespace magi {
+
+inline constexpr int kKeyTilings = 2;  ///< a plain grid; cut where slices begin
+inline constexpr std::int32_t kMostRowGroups = 1024;
+inline constexpr std::int32_t kLeastGroupShift = 8;
+inline constexpr std::int32_t kRowBits = 32;  ///< rows, or keys, of a word of bits
+/// The most words of keys that are marked and cut by one CTA in shared memory.
+inline constexpr std::int32_t kMostCutWords = 8192;
+
+MAGI_HOST_DEVICE std::int32_t num_row_words(std::int32_t rows) {
+  return (rows + kRowBits - 1) / kRowBits;
+}
+
+/// Starts the workspace. All zero before a build.
+struct DeviceBackwardHeader {
+  std::uint64_t bad_slice = 0;            ///< bad_slice_word of the first bad slice
+  std::uint64_t steps[kKeyTilings] = {};  ///< of each tiling, as long as nothing is joined
+  std::uint64_t longest_steps = 0;        ///< see PlainSums
+  std::uint64_t head_tiles = 0;           ///< k tiles in front of the tail
+  std::uint64_t head_steps = 0;           ///< of them
+  std::uint32_t num_runs = 0;             ///< semaphore runs that the list needs
+  std::int32_t max_cost = 0;              ///< of the list's tiles
+  std::int32_t max_cost_inverse = 0;      ///< kMaxTileCost - the least cost
+  std::int32_t num_components = 0;
+  std::int32_t tiling = 0;  ///< chosen
+  std::int32_t packed_heads = 0;
+  BackwardOutcome outcome;
+};
+
+/// The place where a record adds to dQ, and with its index its place in the list's order.
+struct alignas(16) RecordMark {
+  std::int32_t semaphore_begin = 0;  ///< of q tile + component; empty where there is no record
+  std::int32_t semaphore_end = 0;
+  std::int32_t tile = 0;  ///< k tile, by its keys
+  std::int32_t component = 0;
+};
+static_assert(sizeof(RecordMark) == 16);
+
+/// The key by which k tiles before the tail are sorted: those of the longest component come first,
+/// then those of a component, then the longest.
+struct alignas(16) ComponentKey {
+  std::uint64_t component = 0;
+  std::uint64_t tile = 0;  ///< the key by which all k tiles are sorted
+
+  /// Compares without branches, as the lanes of a warp would take different ones.
+  MAGI_HOST_DEVICE friend bool operator<(const ComponentKey& a, const ComponentKey& b) {
+    const int is_before = a.component < b.component ? 1 : 0;
+    const int is_equal = a.component == b.component ? 1 : 0;
+    return (is_before | (is_equal & (a.tile < b.tile ? 1 : 0))) != 0;
+  }
+};
+
+/// Groups of rows, 2^shift each, in which components are looked for: at most kMostRowGroups.
+struct RowGroups {
+  std::int32_t shift = kLeastGroupShift;
+  std::int32_t count = 1;
+};
+
+/// The inputs that a build needs besides its slices.
+struct DeviceBackwardShape {
+  BackwardProblem problem;
+  BackwardTileShape tile;
+  std::int32_t packed_heads = 1;
+  std::int32_t num_slices = 0;
+  std::int64_t record_capacity = 0;
+};
+
+/// Records that are enough for any mask of few slices and for slices that overlap little.
+std::int64_t default_record_capacity(const DeviceBackwardShape& shape);
+
+/// The parts of a list lie at these places, in bytes from the workspace's begin.
+struct DeviceBackwardLayout {
+  BackwardList frame;  ///< of as many k tiles and components as there may be, without contents
+  std::int32_t max_tiles = 0;
+  std::int64_t run_capacity = 0;
+  RowGroups groups;
+  std::size_t row_ends = 0;          ///< int32 [rows_q]: of the records that begin in the row
+  std::size_t group_ends = 0;        ///< int32 [groups]: of the records that begin in the group
+  std::size_t tallies = 0;           ///< TileTally [kKeyTilings, max_tiles]
+  std::size_t group_records = 0;     ///< int32 [kKeyTilings, kMostTileGroups]
+  std::size_t longest = 0;           ///< int32 [components]: steps of their longest k tile
+  std::size_t record_ends = 0;       ///< int32 [components]: last of their records + 1
+  std::size_t record_begins = 0;     ///< int32 [components]: num_records - first of their records
+  std::size_t cut_bits = 0;          ///< uint32 [rows_k / 32]: a slice begins at the key
+  std::size_t seen_keys = 0;         ///< uint32 [num_seen_words(rows_k)]: see SeenRows
+  std::size_t zeroed_bytes = 0;      ///< header, and what lies in front of the rest
+  std::size_t num_cut_tiles = 0;     ///< int32
+  std::size_t tile_bits = 0;         ///< uint32 [rows_k / 32]: a cut k tile begins at the key
+  std::size_t tile_prefix = 0;       ///< int32 [rows_k / 32]: such keys before the word
+  std::size_t begins = 0;            ///< int32 [max_tiles + 1]: first keys of the cut k tiles
+  std::size_t component_bits = 0;    ///< uint32 [rows_q / 32]: a component begins in the row
+  std::size_t covered_bits = 0;      ///< uint32 [rows_q / 32]: it goes on into the row
+  std::size_t seen_queries = 0;      ///< uint32 [num_seen_words(rows_q)]: see SeenRows
+  std::size_t component_prefix = 0;  ///< int32 [rows_q / 32]: components of the group before it
+  std::size_t group_counts = 0;      ///< int32 [groups]: components that begin in the group
+  std::size_t tile_components = 0;   ///< int32 [q tiles]: the list
+  std::size_t slices = 0;            ///< BandRecord [num_slices]
+  std::size_t bins = 0;        ///< int32 [kKeyTilings, max_tiles, kBinSlices], where there are bins
+  std::size_t slice_ids = 0;   ///< int32 [record_capacity], where there are none
+  std::size_t works = 0;       ///< KeyTile [max_tiles], by their keys
+  std::size_t components = 0;  ///< int32 [max_tiles], of works: that of the first record, or -1
+  std::size_t places = 0;      ///< int32 [max_tiles], of works: places in the list
+  std::size_t items = 0;       ///< int32 [max_tiles * heads_kv]: the list's order of items
+  std::size_t sort_keys = 0;   ///< uint64 [2, max_tiles]
+  std::size_t component_keys = 0;  ///< ComponentKey [max_tiles], where the k tiles are few
+  std::size_t by_component = 0;    ///< uint64 [max_tiles]: sort keys in the order of these
+  std::size_t tiles = 0;           ///< KeyTile [max_tiles]: the list
+  std::size_t records = 0;         ///< KeyRecord [record_capacity]: the list
+  std::size_t marks = 0;           ///< RecordMark [record_capacity]
+  std::size_t runs = 0;            ///< SemaphoreRun [run_capacity]: the list
+  std::size_t size_bytes = 0;
+  bool has_bins = false;
+
+  /// Whether the whole device sorts them.
+  bool has_few_tiles() const { return max_tiles <= kMostRankedKeys; }
+};
+
+/// Throws InvalidArgument naming what is not allowed.
+DeviceBackwardLayout device_backward_layout(const DeviceBackwardShape& shape);
+
+/// Enqueues the build into `workspace` (layout.size_bytes, aligned to 256 bytes).
+void build_device_backward_list(const DeviceBackwardShape& shape,
+                                const DeviceBackwardLayout& layout, const SliceArrays& slices,
+                                void* workspace, cudaStream_t stream);
+
+}  // namespace magi

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/schedule/device/device_backward_build.cuh"
+#include "kernels/schedule/device/device_rank.cuh"
+
+// The order of few k tiles. They are sorted by steps and, at the same time, by component; the first
+// order tells which of them are the tail, the second how those in front of it lie.
+namespace magi {
+
+/// Orders of the k tiles: blockIdx.y tells which a block works on.
+enum class TileOrder : unsigned { BySteps = 0, ByComponent = 1 };
+inline constexpr unsigned kTileOrders = 2;
+
+union KeyChunk {
+  std::uint64_t keys[kChunkKeys];
+  ComponentKey component_keys[kChunkKeys];
+  __device__ KeyChunk() {}
+};
+
+/// Sorts the k tiles in chunks, one per block.
+class TileChunkSorter {
+ public:
+  __device__ TileChunkSorter(KeyChunk& chunk, const BackwardBuild& build)
+      : chunk_(chunk), build_(build) {}
+
+  __device__ void run() {
+    const std::int32_t num_tiles = build_.header->outcome.num_tiles;
+    const std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kChunkKeys;
+    if (first >= num_tiles) return;
+    const std::int32_t tile = first + static_cast<std::int32_t>(threadIdx.x);
+    std::uint64_t own = ~std::uint64_t{0};  // behind all others
+    if (tile < num_tiles) own = build_.sort_keys[0][tile];
+    const std::int32_t count = num_tiles - first;
+    if (blockIdx.y == static_cast<unsigned>(TileOrder::BySteps)) {
+      sort_chunk(chunk_.keys, own, count, build_.sort_keys[1] + first);
+    } else {
+      const ComponentKey key{component_field(tile, num_tiles), own};
+      sort_chunk(chunk_.component_keys, key, count, build_.component_keys + first);
+    }
+  }
+
+ private:
+  /// Those of no component come last; also adds to the sum of the components' longest.
+  __device__ std::uint64_t component_field(std::int32_t tile, std::int32_t num_tiles) const {
+    std::int32_t longest = 0;
+    std::int32_t component = -1;
+    if (tile < num_tiles) component = build_.tile_component[tile];
+    if (component >= 0) longest = build_.longest[component];
+    add_of_warp(build_.header->longest_steps, longest);
+    const std::int32_t field = component < 0 ? build_.header->num_components : component;
+    const std::int32_t below = kMaxTileCost - longest;
+    return static_cast<std::uint64_t>(below) << 32 | static_cast<std::uint64_t>(field);
+  }
+
+  KeyChunk& chunk_;
+  const BackwardBuild& build_;
+};
+
+/// k tiles that a block looks up: their keys are long, and each block reads all of them.
+inline constexpr std::int32_t kRankedTiles = 64;
+
+/// Sorts all k tiles from chunks; `room` has a key of either kind for each.
+__device__ __forceinline__ void rank_tiles(void* room, std::int32_t (&places)[kRankedTiles],
+                                           const BackwardBuild& build) {
+  const std::int32_t num_tiles = build.header->outcome.num_tiles;
+  if (blockIdx.y == static_cast<unsigned>(TileOrder::BySteps)) {
+    rank_keys(build.sort_keys[1], num_tiles, static_cast<std::uint64_t*>(room), places,
+              [&](std::uint64_t key, std::int32_t place) { build.sort_keys[0][place] = key; });
+  } else {
+    rank_keys(
+        build.component_keys, num_tiles, static_cast<ComponentKey*>(room), places,
+        [&](const ComponentKey& key, std::int32_t place) { build.by_component[place] = key.tile; });
+  }
+}
+
+inline constexpr std::int32_t kArrangedTiles = 64;  ///< that a block writes
+inline constexpr std::int32_t kKeysPerThread = kMostRankedKeys / kRankThreads;
+
+struct ArrangeShared {
+  ScanStorage<std::int64_t, kRankThreads> steps;
+  ScanStorage<std::int32_t, kRankThreads> heads;
+  PlainOrder order;
+  std::int32_t tail_begin;
+  std::uint64_t tail_key;               ///< the tail's first
+  std::int32_t tiles[kMostRankedKeys];  ///< by place
+};
+
+/// Puts the k tiles and their items in the order of plain_rule.hpp. Each block finds the whole
+/// order and writes its share.
+class TileArranger {
+ public:
+  __device__ TileArranger(ArrangeShared& shared, const BackwardBuild& build)
+      : shared_(shared), build_(build), num_tiles_(build.header->outcome.num_tiles) {
+    const std::int32_t chunk = (num_tiles_ + kRankThreads - 1) / kRankThreads;
+    begin_ = min(static_cast<std::int32_t>(threadIdx.x) * chunk, num_tiles_);
+    end_ = min(begin_ + chunk, num_tiles_);
+  }
+
+  __device__ void run() {
+    if (static_cast<std::int32_t>(blockIdx.x) * kArrangedTiles >= num_tiles_) return;
+    load();
+    find_tail();
+    place_tiles();
+    write();
+  }
+
+ private:
+  /// All at once: what is read one after the other takes as many trips.
+  __device__ void load() {
+#pragma unroll
+    for (std::int32_t i = 0; i < kKeysPerThread; ++i) {
+      if (begin_ + i >= end_) break;
+      keys_[i] = build_.sort_keys[0][begin_ + i];
+      component_keys_[i] = build_.by_component[begin_ + i];
+    }
+    if (threadIdx.x == 0) {
+      shared_.tail_begin = 0;
+      shared_.tail_key = ~std::uint64_t{0};
+    }
+  }
+
+  __device__ static std::int32_t tile_of(std::uint64_t key) {
+    return static_cast<std::int32_t>(key & 0xffffffffu);
+  }
+  __device__ static std::int64_t steps_of(std::uint64_t key) {
+    return kMaxTileCost - static_cast<std::int64_t>(key >> 32);
+  }
+
+  /// Finds which k tiles are the tail, and how the items in front of it lie.
+  __device__ void find_tail() {
+    std::int64_t steps = 0;
+#pragma unroll
+    for (std::int32_t i = 0; i < kKeysPerThread; ++i) {
+      if (begin_ + i < end_) steps += steps_of(keys_[i]);
+    }
+    const auto scan = scan_block<kRankThreads>(steps, shared_.steps);
+    const PlainRule& rule = build_.rule;
+    const std::int64_t wanted = plain_tail_cost(rule, build_.header->max_cost);
+    std::int64_t head_steps = scan.before;
+    unsigned head_tiles = 0;
+#pragma unroll
+    for (std::int32_t i = 0; i < kKeysPerThread; ++i) {
+      if (begin_ + i >= end_) break;
+      const std::int64_t up_to = head_steps + steps_of(keys_[i]);
+      const std::int64_t behind = (scan.total - up_to) * rule.groups +
+                                  std::int64_t{num_tiles_ - begin_ - i - 1} * rule.overhead;
+      if (behind * rule.heads_kv < wanted) break;
+      ++head_tiles;
+      head_steps = up_to;
+    }
+    __syncwarp();
+    const unsigned of_warp = __reduce_add_sync(kFullWarp, head_tiles);
+    if (lane_index() == 0) atomicAdd(&shared_.tail_begin, static_cast<std::int32_t>(of_warp));
+    __syncthreads();
+    describe_tail(scan.total, head_steps);
+    __syncthreads();
+  }
+
+  /// `head_steps`: of the k tiles in front of the tail, up to the thread's last.
+  __device__ void describe_tail(std::int64_t all_steps, std::int64_t head_steps) {
+    const std::int32_t tail_begin = shared_.tail_begin;
+    if (begin_ <= tail_begin && tail_begin < end_) {
+      shared_.tail_key = build_.sort_keys[0][tail_begin];
+    }
+    const bool is_last_of_head = begin_ < tail_begin && tail_begin <= end_;
+    if (!is_last_of_head && (tail_begin > 0 || threadIdx.x > 0)) return;
+    const PlainSums sums{all_steps, static_cast<std::int64_t>(build_.header->longest_steps)};
+    shared_.order = {num_tiles_, tail_begin,
+                     plain_section_heads(build_.rule, sums, tail_begin, head_steps)};
+  }
+
+  /// Places those in front of the tail as they lie by component, and the others by steps.
+  __device__ void place_tiles() {
+    const std::uint64_t tail_key = shared_.tail_key;
+    std::int32_t count = 0;
+#pragma unroll
+    for (std::int32_t i = 0; i < kKeysPerThread; ++i) {
+      if (begin_ + i < end_ && component_keys_[i] < tail_key) ++count;
+    }
+    std::int32_t place = scan_block<kRankThreads>(count, shared_.heads).before;
+#pragma unroll
+    for (std::int32_t i = 0; i < kKeysPerThread; ++i) {
+      if (begin_ + i >= end_) break;
+      if (component_keys_[i] < tail_key) shared_.tiles[place++] = tile_of(component_keys_[i]);
+      if (keys_[i] >= tail_key) shared_.tiles[begin_ + i] = tile_of(keys_[i]);
+    }
+    __syncthreads();
+  }
+
+  __device__ void write() const {
+    const std::int32_t heads = build_.rule.heads_kv;
+    const std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kArrangedTiles;
+    const std::int32_t place = first + static_cast<std::int32_t>(threadIdx.x) % kArrangedTiles;
+    if (place >= num_tiles_) return;
+    if (threadIdx.x < kArrangedTiles) {
+      const std::int32_t tile = shared_.tiles[place];
+      build_.tiles[place] = build_.works[tile];
+      build_.places[tile] = place;
+    }
+    const PlainOrder order = shared_.order;
+#pragma unroll 1
+    for (auto head = static_cast<std::int32_t>(threadIdx.x) / kArrangedTiles; head < heads;
+         head += kRankThreads / kArrangedTiles) {
+      build_.items[plain_item(order, heads, place, head)] = place * heads + head;
+    }
+  }
+
+  ArrangeShared& shared_;
+  const BackwardBuild& build_;
+  const std::int32_t num_tiles_;
+  std::int32_t begin_;  ///< of the thread's places in both orders
+  std::int32_t end_;
+  std::uint64_t keys_[kKeysPerThread];            ///< by steps
+  std::uint64_t component_keys_[kKeysPerThread];  ///< by component
+};
+
+}  // namespace magi

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/schedule/device/device_backward_build.cuh"
+
+namespace magi {
+
+/// The state of a thread between sorts lies here too: registers are few.
+struct PlainSortShared {
+  union {
+    SortShared sort;
+    ClusterScanShared<std::int64_t> steps;
+  };
+  std::uint64_t* keys;       ///< the first ones, sorted
+  std::uint64_t* room;       ///< for as many keys
+  std::uint64_t* tail_keys;  ///< those behind, where the first sort has left them
+  PlainOrder order;
+
+  __device__ PlainSortShared() {}
+};
+
+/// Puts the k tiles and their items in the order of plain_rule.hpp: one cluster.
+class PlainSorter {
+ public:
+  __device__ PlainSorter(PlainSortShared& shared, const BackwardBuild& build)
+      : shared_(shared), build_(build) {
+    if (threadIdx.x == 0) {
+      shared.keys = build.sort_keys[0];
+      shared.room = build.sort_keys[1];
+      shared.tail_keys = nullptr;
+    }
+    __syncthreads();
+  }
+
+  /// Sorts by steps, then in front of the tail by component, then by the longest of the component:
+  /// one piece of code, as registers are few.
+  __device__ void run() {
+#pragma unroll 1
+    for (int stage = 0; stage < kStages; ++stage) {
+      sort(stage);
+      if (stage == 0) find_order();
+      if (build_.header->num_components <= 1) break;
+      if (stage + 1 < kStages) rekey(stage == 0);
+    }
+    write();
+  }
+
+ private:
+  static constexpr int kStages = 3;
+
+  __device__ std::int32_t num_tiles() const { return build_.header->outcome.num_tiles; }
+
+  /// All keys, later those in front of the tail alone.
+  __device__ SortJob job_of(int stage) const {
+    const DeviceBackwardHeader& header = *build_.header;
+    const std::uint32_t first_least = static_cast<std::uint32_t>(kMaxTileCost - header.max_cost);
+    const std::int32_t most = stage == 0   ? header.max_cost_inverse
+                              : stage == 1 ? header.num_components
+                                           : header.max_cost;
+    return {stage == 0 ? num_tiles() : shared_.order.tail_begin, stage == 0 ? first_least : 0u,
+            static_cast<std::uint32_t>(most), shared_.keys, shared_.room};
+  }
+
+  __device__ void sort(int stage) {
+    std::uint64_t* sorted = TileSorter(shared_.sort, job_of(stage)).run();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      if (sorted != shared_.keys) {
+        shared_.room = shared_.keys;
+        shared_.keys = sorted;
+      }
+      if (stage == 0) shared_.tail_keys = sorted;
+    }
+    cooperative_groups::this_cluster().sync();
+  }
+
+  __device__ static std::int32_t tile_of(std::uint64_t key) {
+    return static_cast<std::int32_t>(key & 0xffffffffu);
+  }
+  __device__ std::int64_t steps_at(std::int32_t place) const {
+    return kMaxTileCost - static_cast<std::int64_t>(shared_.tail_keys[place] >> 32);
+  }
+  __device__ std::int32_t longest_of(std::int32_t tile) const {
+    const std::int32_t component = build_.tile_component[tile];
+    return component < 0 ? 0 : build_.longest[component];
+  }
+
+  /// Finds where the tail begins among the k tiles sorted by steps.
+  __device__ void find_order() {
+    DeviceBackwardHeader& header = *build_.header;
+    const Range share = own_share(num_tiles());
+    std::int64_t steps = 0;
+    std::int64_t longest = 0;
+#pragma unroll 1
+    for (std::int32_t i = share.begin; i < share.end; ++i) {
+      steps += steps_at(i);
+      longest += longest_of(tile_of(shared_.tail_keys[i]));
+    }
+    add_of_warp(header.longest_steps, longest);
+    const auto scan = scan_cluster(shared_.steps, steps, std::int64_t{0}, Sum{});
+    add_head(share, scan.total - scan.before);
+    cooperative_groups::this_cluster().sync();
+    if (threadIdx.x == 0) {
+      const PlainSums sums{scan.total, static_cast<std::int64_t>(__ldcg(&header.longest_steps))};
+      PlainOrder& order = shared_.order;
+      order.num_tiles = num_tiles();
+      order.tail_begin = static_cast<std::int32_t>(__ldcg(&header.head_tiles));
+      order.section_heads =
+          plain_section_heads(build_.rule, sums, order.tail_begin,
+                              static_cast<std::int64_t>(__ldcg(&header.head_steps)));
+    }
+    __syncthreads();
+  }
+
+  /// Adds the k tiles of a share that lie in front of the tail; `steps`: from the share on.
+  __device__ void add_head(const Range& share, std::int64_t steps) const {
+    const PlainRule& rule = build_.rule;
+    const std::int64_t wanted = plain_tail_cost(rule, build_.header->max_cost);
+    std::int64_t head_tiles = 0;
+    std::int64_t head_steps = 0;
+#pragma unroll 1
+    for (std::int32_t i = share.begin; i < share.end; ++i) {
+      steps -= steps_at(i);
+      const std::int64_t behind =
+          steps * rule.groups + std::int64_t{num_tiles() - i - 1} * rule.overhead;
+      if (behind * rule.heads_kv < wanted) break;
+      ++head_tiles;
+      head_steps += steps_at(i);
+    }
+    __syncwarp();
+    add_of_warp(build_.header->head_tiles, head_tiles);
+    add_of_warp(build_.header->head_steps, head_steps);
+  }
+
+  /// Gives the keys in front of the tail another field to be sorted by.
+  __device__ void rekey(bool is_by_component) {
+    const std::int32_t count = shared_.order.tail_begin;
+#pragma unroll 1
+    for (std::int32_t i = thread_of_cluster(); i < count; i += kOrderCtas * kOrderThreads) {
+      const std::int32_t tile = tile_of(shared_.keys[i]);
+      const std::int32_t component = build_.tile_component[tile];
+      const std::int32_t last = component < 0 ? build_.header->num_components : component;
+      const std::int32_t field =
+          is_by_component ? last : build_.header->max_cost - longest_of(tile);
+      shared_.keys[i] = static_cast<std::uint64_t>(field) << 32 | static_cast<std::uint64_t>(tile);
+    }
+    cooperative_groups::this_cluster().sync();
+  }
+
+  __device__ void write() const {
+    const PlainOrder order = shared_.order;
+#pragma unroll 1
+    for (std::int32_t i = thread_of_cluster(); i < num_tiles(); i += kOrderCtas * kOrderThreads) {
+      const std::int32_t tile =
+          tile_of(i < order.tail_begin ? shared_.keys[i] : shared_.tail_keys[i]);
+      build_.tiles[i] = build_.works[tile];
+      build_.places[tile] = i;
+#pragma unroll 1
+      for (std::int32_t head = 0; head < build_.rule.heads_kv; ++head) {
+        const std::int64_t item = plain_item(order, build_.rule.heads_kv, i, head);
+        build_.items[item] = i * build_.rule.heads_kv + head;
+      }
+    }
+  }
+
+  PlainSortShared& shared_;
+  const BackwardBuild& build_;
+};
+
+}  // namespace magi

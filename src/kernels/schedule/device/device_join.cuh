@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/schedule/device/device_build.cuh"
+#include "kernels/schedule/host/tile_join.hpp"
+
+// join_parts by one warp: parts are ranked by counting the smaller ones, and as each part can tell
+// from its neighbours whether it begins or ends a run, all runs are joined at once.
+namespace magi {
+
+/// `kMost`: parts that there may be, pieces of those cut included.
+template <int kMost = kMostJoinedParts>
+class PartJoiner {
+  static_assert(kMost <= kMostJoinedParts && kMost % (2 * kWarpLanes) == 0);
+  static_assert(kMostCutParts == kMostJoinedParts / 2);
+
+ public:
+  /// Parts [0, count) lie in shared memory. All lanes call.
+  /// `first` is what is joined along first, as in join_parts.
+  __device__ PartJoiner(BandSlice* parts, JoinAlong first) : parts_(parts), first_(first) {}
+
+  /// Returns how many parts are left, the first ones; 0: nothing has been joined, and the parts are
+  /// in any order.
+  __device__ std::int32_t join(std::int32_t count) const {
+    if (count < 2 || !may_join(count)) return 0;
+    const bool is_by_queries = first_ == JoinAlong::Queries;
+    const std::int32_t num_pieces = is_by_queries && count <= kMost / 2 ? cut(count) : count;
+    const std::int32_t num_first = join_along(num_pieces, first_);
+    const std::int32_t num_left =
+        join_along(num_first, is_by_queries ? JoinAlong::Keys : JoinAlong::Queries);
+    return is_worth_joining(count, num_pieces, num_left) ? num_left : 0;
+  }
+
+ private:
+  static constexpr int kRounds = kMost / kWarpLanes;
+
+  /// False where no part goes on where another ends, nor could if it were cut: mostly so, and known
+  /// long before all parts are sorted.
+  __device__ bool may_join(std::int32_t count) const {
+    if (count > kWarpLanes) return true;
+    BandSlice own;
+    if (lane_index() < count) own = parts_[lane_index()];
+    if (!has_common_begins(count, own)) return false;
+    bool is_found = false;
+#pragma unroll 1
+    for (std::int32_t j = 0; j < count; ++j) {
+      const BandSlice other = parts_[j];
+      is_found |= is_continued(own, other, JoinAlong::Queries, kNoKeyCut) ||
+                  is_continued(own, other, JoinAlong::Keys, kNoKeyCut) ||
+                  common_keys_end(own, other) > own.k0;
+    }
+    return __any_sync(kFullWarp, is_found && lane_index() < count) != 0;
+  }
+
+  /// Whether some of the parts, one per lane, begin with the same query or key. All that are joined
+  /// do, and those of packed documents never.
+  __device__ static bool has_common_begins(std::int32_t count, const BandSlice& own) {
+    const unsigned parts = kFullWarp >> (kWarpLanes - count);
+    bool is_common = false;
+    if (lane_index() < count) {
+      const unsigned of_query = __match_any_sync(parts, own.q0);
+      const unsigned of_key = __match_any_sync(parts, own.k0);
+      is_common = __popc(of_query) > 1 || __popc(of_key) > 1;
+    }
+    return __any_sync(kFullWarp, is_common) != 0;
+  }
+
+  /// Cuts parts as cut_parts does; pieces come behind them. Returns how many there are then.
+  __device__ std::int32_t cut(std::int32_t count) const {
+    constexpr int kCutRounds = kRounds / 2;
+    BandSlice own[kCutRounds];
+    std::int32_t ends[kCutRounds];
+#pragma unroll
+    for (int round = 0; round < kCutRounds; ++round) {
+      const std::int32_t i = round * kWarpLanes + lane_index();
+      if (i < count) own[round] = parts_[i];
+      ends[round] = own[round].k0;
+#pragma unroll 1
+      for (std::int32_t j = 0; i < count && j < count; ++j) {
+        ends[round] = max(ends[round], common_keys_end(own[round], parts_[j]));
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int round = 0; round < kCutRounds; ++round) {
+      const bool is_cut = ends[round] > own[round].k0;
+      const unsigned cuts = __ballot_sync(kFullWarp, is_cut);
+      if (is_cut) {
+        const std::int32_t place = count + __popc(cuts & ((1u << lane_index()) - 1));
+        parts_[round * kWarpLanes + lane_index()] =
+            shrink(cut_k(own[round], {own[round].k0, ends[round]}));
+        parts_[place] = shrink(cut_k(own[round], {ends[round], own[round].k1}));
+      }
+      count += __popc(cuts);
+    }
+    __syncwarp();
+    return count;
+  }
+
+  __device__ std::int32_t join_along(std::int32_t count, JoinAlong along) const {
+    sort(count, along);
+    unsigned ends[kRounds];  // a bit for each part that ends a run
+    BandSlice runs[kRounds];
+    std::int32_t places[kRounds];
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const std::int32_t i = round * kWarpLanes + lane_index();
+      const bool is_end = i < count && (i + 1 == count ||
+                                        !is_continued(parts_[i], parts_[i + 1], along, kNoKeyCut));
+      ends[round] = __ballot_sync(kFullWarp, is_end);
+    }
+    std::int32_t num_before = 0;  // runs of the rounds before
+    std::int32_t last_end = -1;   // of them
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const unsigned below = ends[round] & ((1u << lane_index()) - 1);
+      const std::int32_t i = round * kWarpLanes + lane_index();
+      places[round] = -1;
+      if ((ends[round] >> lane_index() & 1) != 0) {
+        const std::int32_t before =
+            below == 0 ? last_end : round * kWarpLanes + kWarpLanes - 1 - __clz(below);
+        places[round] = num_before + __popc(below);
+        runs[round] = joined_run(parts_[before + 1], parts_[i], along);
+      }
+      if (ends[round] != 0) last_end = round * kWarpLanes + kWarpLanes - 1 - __clz(ends[round]);
+      num_before += __popc(ends[round]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      if (places[round] >= 0) parts_[places[round]] = runs[round];
+    }
+    __syncwarp();
+    return num_before;
+  }
+
+  __device__ void sort(std::int32_t count, JoinAlong along) const {
+    BandSlice own[kRounds];
+    std::int32_t ranks[kRounds];
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const std::int32_t i = round * kWarpLanes + lane_index();
+      ranks[round] = -1;
+      if (i >= count) continue;
+      own[round] = parts_[i];
+      ranks[round] = 0;
+#pragma unroll 1
+      for (std::int32_t j = 0; j < count; ++j) {
+        const BandSlice other = parts_[j];
+        const bool is_tie = j < i && !comes_before(own[round], other, along);
+        ranks[round] += is_tie || comes_before(other, own[round], along) ? 1 : 0;
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      if (ranks[round] >= 0) parts_[ranks[round]] = own[round];
+    }
+    __syncwarp();
+  }
+
+  BandSlice* parts_;
+  JoinAlong first_;
+};
+
+}  // namespace magi

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/host_device.hpp"
+#include "magi/mask.hpp"
+
+// The parts that slices leave on one tile, joined where several are one band: the tile then walks
+// their keys (backward: their queries) once. Cut to a tile, slices of other rows become parts of
+// the same rows, so far more can be joined here than among the slices themselves. Every pair stays
+// covered as often as before. One rule for host and device.
+namespace magi {
+
+/// A q tile with more parts keeps them as they are: the device joins them in shared memory.
+inline constexpr std::int32_t kMostJoinedParts = 128;
+
+/// Parts may have keys on both sides of any row.
+inline constexpr std::int32_t kNoKeyCut = 0;
+
+/// The side along which the parts of a tile are joined first. What is joined there saves whole
+/// tiles; along the other side it saves at most one that is not full.
+enum class JoinAlong : std::int32_t { Queries, Keys };
+
+/// Whether `a` comes before `b` where neighbours along `along` are sought. Equal bands are ties.
+MAGI_HOST_DEVICE bool comes_before(const BandSlice& a, const BandSlice& b, JoinAlong along) {
+  const bool is_by_queries = along == JoinAlong::Keys;  // neighbours in keys share their queries
+  const std::int32_t first[6] = {is_by_queries ? a.q0 : a.k0,
+                                 is_by_queries ? a.q1 : a.k1,
+                                 is_by_queries ? a.k0 : a.q0,
+                                 is_by_queries ? a.k1 : a.q1,
+                                 a.d_min,
+                                 a.d_max};
+  const std::int32_t second[6] = {is_by_queries ? b.q0 : b.k0,
+                                  is_by_queries ? b.q1 : b.k1,
+                                  is_by_queries ? b.k0 : b.q0,
+                                  is_by_queries ? b.k1 : b.q1,
+                                  b.d_min,
+                                  b.d_max};
+  for (int i = 0; i < 6; ++i) {
+    if (first[i] != second[i]) return first[i] < second[i];
+  }
+  return false;
+}
+
+/// Whether `next` goes on where `part` ends and both are one band. Both are shrunk, so a bound that
+/// is infinite on the side they share never binds there, and a finite one always ends the band. No
+/// part has keys on both sides of `key_cut`.
+///
+/// The answer stays the same when `part` has been joined with parts before it, or `next` with parts
+/// behind it: so a run of parts can be joined by looking at pairs of neighbours alone.
+MAGI_HOST_DEVICE bool is_continued(const BandSlice& part, const BandSlice& next, JoinAlong along,
+                                   std::int32_t key_cut) {
+  if (along == JoinAlong::Keys) {
+    return part.k1 == next.k0 && part.q0 == next.q0 && part.q1 == next.q1 &&
+           part.d_max == kBandInfinity && next.d_min == -kBandInfinity && next.k0 != key_cut;
+  }
+  return part.q1 == next.q0 && part.k0 == next.k0 && part.k1 == next.k1 &&
+         part.d_min == -kBandInfinity && next.d_max == kBandInfinity;
+}
+
+/// The band of a run of parts from its first and its last one.
+MAGI_HOST_DEVICE BandSlice joined_run(const BandSlice& first, const BandSlice& last,
+                                      JoinAlong along) {
+  BandSlice run = first;
+  run.q1 = last.q1;
+  run.k1 = last.k1;
+  if (along == JoinAlong::Keys) {
+    run.d_max = last.d_max;
+  } else {
+    run.d_min = last.d_min;
+  }
+  return run;
+}
+
+/// Parts are cut only where there are at most so many, so that the pieces are not too many either.
+inline constexpr std::int32_t kMostCutParts = kMostJoinedParts / 2;
+
+/// The place to cut the keys of `part` so that those before it are joined with `other`, rows right
+/// above or below that see just these keys; part.k0: nowhere. A tile of keys at least is saved for
+/// one more at most, that of the keys behind.
+MAGI_HOST_DEVICE std::int32_t common_keys_end(const BandSlice& part, const BandSlice& other) {
+  const std::int32_t seen_by_all = part.d_max == kBandInfinity ? part.k1 : part.q0 + part.d_max + 1;
+  if (other.k0 != part.k0 || other.k1 >= part.k1 || other.k1 > seen_by_all) return part.k0;
+  const bool is_above =
+      part.q1 == other.q0 && part.d_min == -kBandInfinity && other.d_max == kBandInfinity;
+  const bool is_below = other.q1 == part.q0 && other.d_min == -kBandInfinity;
+  return is_above || is_below ? other.k1 : part.k0;
+}
+
+/// Whether a tile of `count` parts, cut into pieces, is better joined: it has fewer parts, or some
+/// of them end where others go on.
+MAGI_HOST_DEVICE bool is_worth_joining(std::int32_t count, std::int32_t num_pieces,
+                                       std::int32_t num_left) {
+  return num_left < count || (num_left == count && num_pieces > count);
+}
+
+/// The parts, some of them in two pieces: see common_keys_end.
+template <typename Record>
+std::vector<Record> cut_parts(std::span<const Record> parts) {
+  std::vector<Record> pieces(parts.begin(), parts.end());
+  if (parts.size() > static_cast<std::size_t>(kMostCutParts)) return pieces;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const BandSlice& part = parts[i].band;
+    std::int32_t end = part.k0;
+    for (const Record& other : parts) end = std::max(end, common_keys_end(part, other.band));
+    if (end == part.k0) continue;
+    pieces[i].band = shrink(cut_k(part, {part.k0, end}));
+    pieces.push_back({.band = shrink(cut_k(part, {end, part.k1}))});
+  }
+  return pieces;
+}
+
+/// Joins neighbours along one side. Returns how many parts are left; they are the first ones, in
+/// the order of comes_before.
+template <typename Record>
+std::int32_t join_along(std::span<Record> parts, JoinAlong along, std::int32_t key_cut) {
+  std::sort(parts.begin(), parts.end(),
+            [&](const Record& a, const Record& b) { return comes_before(a.band, b.band, along); });
+  std::size_t num_left = 0;
+  for (const Record& part : parts) {
+    BandSlice* last = num_left == 0 ? nullptr : &parts[num_left - 1].band;
+    if (last != nullptr && is_continued(*last, part.band, along, key_cut)) {
+      *last = joined_run(*last, part.band, along);
+    } else {
+      parts[num_left++] = part;
+    }
+  }
+  return static_cast<std::int32_t>(num_left);
+}
+
+/// Joins the parts of a tile, along both sides. Returns how many are left; those behind them become
+/// empty records. Where nothing is joined nothing moves: the tile is walked like one whose slices
+/// are not joined at all.
+template <typename Record>
+std::int32_t join_parts(std::span<Record> parts, JoinAlong first,
+                        std::int32_t key_cut = kNoKeyCut) {
+  const auto count = static_cast<std::int32_t>(parts.size());
+  if (count < 2) return count;
+  const bool is_by_queries = first == JoinAlong::Queries;
+  std::vector<Record> pieces = is_by_queries ? cut_parts(std::span<const Record>(parts))
+                                             : std::vector<Record>(parts.begin(), parts.end());
+  const auto num_pieces = static_cast<std::int32_t>(pieces.size());
+  const std::int32_t num_first = join_along(std::span(pieces), first, key_cut);
+  const std::int32_t num_left =
+      join_along(std::span(pieces).first(static_cast<std::size_t>(num_first)),
+                 is_by_queries ? JoinAlong::Keys : JoinAlong::Queries, key_cut);
+  if (!is_worth_joining(count, num_pieces, num_left)) return count;
+  std::copy(pieces.begin(), pieces.begin() + num_left, parts.begin());
+  std::fill(parts.begin() + num_left, parts.end(), Record{});
+  return num_left;
+}
+
+}  // namespace magi

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/schedule/host/plain_list.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/schedule/backward_problem.hpp"
+#include "kernels/schedule/expand_backward_list.hpp"
+#include "kernels/schedule/item_walk.hpp"
+#include "magi/error.hpp"
+#include "mask/random_mask.hpp"
+
+namespace magi::test {
+namespace {
+
+BackwardList plain_list(const BackwardProblem& problem, const Mask& mask,
+                        const BackwardTileShape& shape) {
+  return build_backward_list(problem, mask.slices, shape, {.is_plain = true});
+}
+
+/// The slice's pairs on the first of its diagonals that is known to hold one.
+BandSlice with_one_diagonal(BandSlice slice) {
+  slice.d_min = slice.d_max = slice.k0 - slice.q0;
+  return slice;
+}
+
+Mask documents(std::span<const std::int32_t> lengths) {
+  Mask mask;
+  for (const std::int32_t length : lengths) {
+    const Range rows{mask.rows_q, mask.rows_q + length};
+    mask.slices.push_back(band_slice(rows, rows, MaskType::Causal));
+    mask.rows_q = mask.rows_k = rows.end;
+  }
+  return mask;
+}
+
+TEST(PlainListTest, CountsEveryPairAsOftenAsTheMaskInOrder) {
+  for (std::uint64_t seed = 1; seed <= 2000; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    const Mask mask = random_mask(random);
+    const BackwardProblem problem = problem_of(mask, 2 << random.between(0, 3), 2);
+    BackwardTileShape shape = random_shape(random);
+    shape.rows = std::max(shape.rows, 16);
+    const BackwardList list = plain_list(problem, mask, shape);
+    ASSERT_TRUE(list.is_ordered);
+    ASSERT_TRUE(is_list_of(list, mask));
+    ASSERT_TRUE(walks_everything_once(list));
+  }
+}
+
+/// As lists made on the device have room for.
+TEST(PlainListTest, HasNoMoreComponentsThanThereIsRoomFor) {
+  for (std::uint64_t seed = 1; seed <= 500; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    Mask mask = random_mask(random);
+    const bool has_single_diagonals = random.chance(50);
+    for (BandSlice& slice : mask.slices) {
+      if (has_single_diagonals) slice = shrink(with_one_diagonal(slice));
+    }
+    const BackwardProblem problem = problem_of(mask, 4, 2);
+    const BackwardList list = plain_list(problem, mask, random_shape(random));
+    ASSERT_LE(list.num_components,
+              most_plain_components(problem, std::ssize(mask.slices), std::ssize(list.tiles)));
+  }
+}
+
+TEST(PlainListTest, PacksAsManyHeadsAsDivide) {
+  EXPECT_EQ(plain_packed_heads(1), 1);
+  EXPECT_EQ(plain_packed_heads(6), 2);
+  EXPECT_EQ(plain_packed_heads(8), 8);
+  EXPECT_EQ(plain_packed_heads(48), 16);
+}
+
+TEST(PlainListTest, CutsTheKeysWhereDocumentsBeginIfThatCostsLess) {
+  const Mask cut = documents(std::vector<std::int32_t>{600, 650, 700});
+  const BackwardList list = plain_list(problem_of(cut, 8, 1), cut, {});
+  const auto begins_at = [&](std::int32_t key) {
+    return std::ranges::any_of(list.tiles, [&](const KeyTile& t) { return t.key_begin == key; });
+  };
+  EXPECT_TRUE(begins_at(600) && begins_at(1250));
+  // Single rows, of which a plain k tile holds many.
+  const Mask rows = documents(std::vector<std::int32_t>(500, 1));
+  EXPECT_EQ(plain_list(problem_of(rows, 8, 1), rows, {}).tiles.size(), 4u);
+}
+
+/// In front of the tail, k tiles of a document lie side by side, long documents first.
+TEST(PlainListTest, DocumentsLieTogetherInFrontOfTheTail) {
+  const Mask mask = documents(std::vector<std::int32_t>{3000, 5000, 4000, 5000});
+  BackwardProblem problem = problem_of(mask, 16, 2);
+  problem.num_ctas = 4;
+  const BackwardList list = plain_list(problem, mask, {});
+  ASSERT_EQ(list.spans.size(), 2u);
+  EXPECT_EQ(list.spans.front().section_heads, 1);
+  EXPECT_EQ(list.spans.back().section_heads, problem.heads_kv);
+  std::vector<std::size_t> documents_seen;
+  for (std::int32_t i = 0; i < list.spans.front().num_tiles; ++i) {
+    const std::int32_t key = list.tiles[static_cast<std::size_t>(i)].key_begin;
+    const auto document = static_cast<std::size_t>(
+        std::ranges::count_if(mask.slices, [&](const BandSlice& s) { return s.k0 <= key; }));
+    if (documents_seen.empty() || documents_seen.back() != document) {
+      documents_seen.push_back(document);
+    }
+  }
+  EXPECT_EQ(documents_seen, (std::vector<std::size_t>{2, 4, 3, 1}));
+}
+
+TEST(PlainListTest, EvenListsOfManyHeadsHaveFewSideBySide) {
+  const auto section_heads = [](std::int32_t rows, std::int32_t heads_q, std::int32_t heads_kv) {
+    const Mask mask{rows, rows, {band_slice({0, rows}, {0, rows}, MaskType::Full)}};
+    BackwardProblem problem = problem_of(mask, heads_q, heads_kv);
+    problem.num_ctas = 132;
+    return plain_list(problem, mask, {}).spans.front().section_heads;
+  };
+  EXPECT_EQ(section_heads(16384, 128, 128), 2);
+  EXPECT_EQ(section_heads(16384, 63, 63), 3);  // a divisor
+  EXPECT_EQ(section_heads(16384, 256, 128), 16);
+  EXPECT_EQ(section_heads(16384, 64, 8), 8);
+  EXPECT_EQ(section_heads(1024, 128, 128), 64);  // few k tiles
+}
+
+TEST(PlainListTest, HasNoOtherChoice) {
+  const Mask mask = documents(std::vector<std::int32_t>{300, 200});
+  const auto refuses = [&](BackwardProblem problem, BackwardChoice choice) {
+    choice.is_plain = true;
+    EXPECT_THROW(build_backward_list(problem, mask.slices, {}, choice), InvalidArgument);
+  };
+  BackwardProblem problem = problem_of(mask, 8, 2);
+  refuses(problem, {.heads_per_item = 2});
+  refuses(problem, {.section_heads = 1});
+  refuses(problem, {.is_group_first = true});
+  refuses(problem, {.packed_heads = 3});
+  problem.coming.num_sources = 1;
+  refuses(problem, {});
+}
+
+TEST(PlainListTest, PlantedFaultsAreSeen) {
+  const Mask mask = documents(std::vector<std::int32_t>{300, 200});
+  const BackwardList good = plain_list(problem_of(mask, 2, 1), mask, {});
+  ASSERT_TRUE(is_list_of(good, mask));
+  BackwardList list = good;
+  list.records.front().band.q1 -= 1;
+  EXPECT_FALSE(is_list_of(list, mask));
+  list = good;
+  list.semaphore_runs.back().value += 1;
+  EXPECT_FALSE(is_list_of(list, mask));
+  list = good;
+  list.tiles.pop_back();
+  list.spans.back().num_tiles -= 1;
+  EXPECT_FALSE(is_list_of(list, mask));
+}
+
+}  // namespace
+}  // namespace magi::test
