@@ -59,7 +59,7 @@ TEST(DoctorReport, TellsAPersonWhatTheMachineHas) {
         "sm90 serves GPU 0: head dims 8 to 256 in steps of 8; bfloat16; with sinks; without "
         "softcap, max_logits, gradients through lse\n",
         "                GPU 1: too old\n", "attention     GPU 0, sm90: right\n",
-        "summary        unfit: GPU 1 has no attention: too old\n"}) {
+        "summary       unfit: GPU 1 has no attention: too old\n"}) {
     EXPECT_TRUE(has(text, line)) << line << "in\n" << text;
   }
 }
@@ -70,7 +70,7 @@ TEST(DoctorReport, OnlyRightAttentionOnAFitMachineIsOk) {
   report.machine.gpus.pop_back();
   EXPECT_EQ(report.exit(), Exit::Ok);
   EXPECT_TRUE(
-      has(doctor_text(report), "summary        attention runs on this machine and is right"));
+      has(doctor_text(report), "summary       attention runs on this machine and is right"));
   report.ranks.findings = {"RANK is 8; allowed: 0 to 7"};
   EXPECT_EQ(report.exit(), Exit::Unfit);
   EXPECT_TRUE(has(doctor_text(report), "WRONG: RANK is 8; allowed: 0 to 7\n"));
