@@ -78,6 +78,9 @@ def attention(
     for name, tensor in (("q", q), ("k", k)):
         check_kind(name, tensor, torch.Tensor, "a tensor")
     with_lse = as_bool("return_lse", return_lse)
+    if not isinstance(mask, str):
+        check_kind("mask", mask, Mask, "a Mask of magi_attention.masks, 'full' or 'causal'")
+        mask = mask.name
     ranges = _ranges_of(mask, len(q), len(k))
     out, meta = flex_flash_attn_func(
         q, k, v, *ranges, sink=sink, sink_layout=layout_of(sink), softmax_scale=softmax_scale,
@@ -86,12 +89,14 @@ def attention(
     return (out, meta.lse) if with_lse else out
 
 
-def _ranges_of(mask: Mask | str, rows_q: int, rows_k: int) -> _Ranges:
-    """q_ranges, k_ranges and attn_type_map in host memory; ValueError for a mask of other sizes."""
-    if isinstance(mask, str):
-        check_choice("mask", mask, tuple(_TYPE_OF))
-        return _one_slice(rows_q, rows_k, _TYPE_OF[mask])
-    check_kind("mask", mask, Mask, "a Mask of magi_attention.masks, 'full' or 'causal'")
+def _ranges_of(name: str, rows_q: int, rows_k: int) -> _Ranges:
+    """q_ranges, k_ranges and attn_type_map in host memory of a mask by its name; ValueError for one
+    of other sizes.
+    """
+    mask = Mask.by_name.get(name)
+    if mask is None:
+        check_choice("mask", name, tuple(_TYPE_OF))
+        return _one_slice(rows_q, rows_k, _TYPE_OF[name])
     if (mask.rows_q, mask.rows_k) != (rows_q, rows_k):
         raise ValueError(
             f"mask has {mask.rows_q} queries and {mask.rows_k} keys; "
@@ -101,7 +106,7 @@ def _ranges_of(mask: Mask | str, rows_q: int, rows_k: int) -> _Ranges:
 
 
 # What torch.compiler.assume_constant_result sets: a compiler takes the tensors of a mask as
-# constants, and guards on the mask. Calling it would import the compiler.
+# constants, and guards on the mask's name. Calling it would import the compiler.
 _ranges_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -11,6 +11,7 @@ import dense
 from error_cases import refuses
 from magi_attention import api
 from magi_attention.errors import CommError
+from magi_attention.functional._operators import knows_symbols
 from pipeline_cases import Case, make_key, make_tensors
 
 CASE = Case(rows=64, heads=(4, 2), head_dim=8)
@@ -72,7 +73,8 @@ def graphs_serve_numbers(attend, tensors, names: tuple[str, ...]) -> None:
             found.append((out, *torch.autograd.grad(out.pow(2).sum(), leaves)))
         for eager, graph in zip(*found):
             assert torch.allclose(eager, graph)
-        assert counter.frame_count <= 2, f"graph {counter.frame_count} at call {step}"
+        if knows_symbols():
+            assert counter.frame_count <= 2, f"graph {counter.frame_count} at call {step}"
 
 
 def numbers_of_graphs(group) -> None:

@@ -111,11 +111,20 @@ class FlexArguments(NamedTuple):
     softcap: float
 
 
+def knows_symbols() -> bool:
+    from torch.fx.experimental import symbolic_shapes
+
+    return hasattr(symbolic_shapes, "has_static_value")  # not in torch 2.6
+
+
+knows_symbols._dynamo_marked_constant = True
+
+
 def symbolic(number: float) -> torch.Tensor | None:
     """A number that a compiler keeps symbolic as a tensor in host memory, which a graph takes as an
     input where an operator's float would be a part of it; None for other numbers.
     """
-    if not torch.compiler.is_dynamo_compiling():
+    if not torch.compiler.is_dynamo_compiling() or not knows_symbols():
         return None
     # A compiler has loaded this; a program that compiles nothing would wait for it.
     from torch.fx.experimental.symbolic_shapes import has_static_value

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from functools import cached_property
 from typing import Any
 
@@ -21,10 +23,16 @@ class Mask:
     whatever slices hold them. Made by the functions of magi_attention.masks.
     """
 
+    # A compiler takes `name` for a constant, which no release of torch does for the mask.
+    by_name: weakref.WeakValueDictionary[str, Mask] = weakref.WeakValueDictionary()
+    _numbers = itertools.count()
+
     def __init__(self, handle: MaskHandle) -> None:
         check_kind("handle", handle, MaskHandle, "what functions of magi_attention.masks make")
         self._handle = handle
         self._rows = handle.rows()
+        self.name = f"mask {next(Mask._numbers)}"  # in this process
+        Mask.by_name[self.name] = self
         self._runs: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
