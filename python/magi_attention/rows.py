@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -15,7 +17,7 @@ from magi_attention._native.handles import PlacementHandle
 from magi_attention._native.library import check, lib
 from magi_attention._native.moved_rows import as_given, as_moved, as_rows
 from magi_attention._native.vtable import Communicator
-from magi_attention.comm.first_call import first_calls_of
+from magi_attention.comm.first_call import begin, first_calls_of
 from magi_attention.common._lru import LruCache
 
 _PARTIAL_GRADIENT = 1
@@ -92,8 +94,9 @@ class Rows:
         """Everyone's rows in the order of the sequence, without padding."""
         if self._is_alone:
             return x[: self.total_seqlen].clone()
-        self._agree("undispatch", x)
-        local = as_moved(x)
+        with self.refusals():
+            local = as_moved(x)
+        self._begin("undispatch", x)
         whole = local.new_empty((self.total_seqlen, local.shape[1]))
         source, target = TensorStruct(local), TensorStruct(whole)
         placement, group = self._placement.address, self.communicator.address
@@ -107,8 +110,9 @@ class Rows:
             return self.select(grad, 0.0)
         if grad.is_complex():
             return torch.view_as_complex(self.reduce(torch.view_as_real(grad.resolve_conj())))
-        self._agree("sum of gradients", grad)
-        whole = as_rows(grad)
+        with self.refusals():
+            whole = as_rows(grad)
+        self._begin("sum of gradients", grad)
         local = whole.new_empty((self.count, whole.shape[1]))
         source, target = TensorStruct(whole), TensorStruct(local)
         args = structs.UndispatchGradient(
@@ -127,8 +131,9 @@ class Rows:
             rolled[first:end] = x[: end - first]
             rolled[end:] = x[end:]
             return rolled
-        self._agree("roll", x, shift % self.total_seqlen)
-        local = as_moved(x)
+        with self.refusals():
+            local = as_moved(x)
+        self._begin("roll", x, shift % self.total_seqlen)
         rolled = torch.empty_like(local)
         source, target = TensorStruct(local), TensorStruct(rolled)
         args = structs.RollArgs(
@@ -137,19 +142,33 @@ class Rows:
         self._move(lib.magi_roll, args, local)
         return as_given(rolled, x, self.count)
 
-    def _agree(self, function: str, x: torch.Tensor, shift: int = 0) -> None:
-        """Collective where such a call is new on GPUs and transports there show ranks no exchange:
-        CommError on all of them where they differ. Others compare every exchange.
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Tells the other ranks, which may wait in this call, of an error that is raised within."""
+        try:
+            yield
+        except Exception as error:
+            first_calls = None if self._is_alone else first_calls_of(self.cp_group)
+            if first_calls is not None:
+                (first_calls.later if first_calls.have_agreed else first_calls).refuse(error)
+            raise
+
+    def _begin(self, function: str, x: torch.Tensor, shift: int = 0) -> None:
+        """Notes a call for those that another rank's refusal is for. Collective where it is the
+        group's first, or new on GPUs and transports there show ranks no exchange: CommError on all
+        of them where they differ. Others compare every exchange.
         """
-        kind = function, x.dtype, x.shape[1:], shift
-        if x.device.type == "cpu" or kind in self._agreed or self.communicator.backend == "nvlink":
-            return
         first_calls = first_calls_of(self.cp_group)
-        if first_calls is not None:
+        kind = function, x.dtype, x.shape[1:], shift
+        is_shown = x.device.type == "cpu" or self.communicator.backend == "nvlink"
+        if first_calls is not None and is_shown and not first_calls.have_agreed:
+            first_calls.compare({"function": function})
+        elif first_calls is not None and not is_shown and kind not in self._agreed:
             names = "function", "dtype", "shape of a row", "shift"
             values = function, str(x.dtype).removeprefix("torch."), str([*x.shape[1:]]), str(shift)
             first_calls.compare({"plan": self._plan} | dict(zip(names, values)))
-        self._agreed[kind] = True
+            self._agreed[kind] = True
+        begin(self.cp_group, {"function": function})
 
     def _move(self, function, args, x: torch.Tensor) -> None:
         """Calls function(args, placement, communicator, the current stream of x's device)."""

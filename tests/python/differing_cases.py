@@ -133,6 +133,25 @@ def refused_chosen_keys(group) -> None:
     refused()  # rows were waited for, so that the group is over
 
 
+def refused_rows(group, name: str) -> None:
+    """A refusal is told in the group's first call and in later ones."""
+    timeout = datetime.timedelta(seconds=20)
+    bound = two_plans(dist.new_group(dist.get_process_group_ranks(group), timeout=timeout))[0]
+    x = torch.ones(bound.local_rows, DIM)
+    rest = (1,) if name == "roll" else ()
+    for round in range(2):
+        begin = time.monotonic()
+        if dist.get_rank(group) == 0:
+            refuses(lambda: getattr(bound, name)(x[1:], *rest), ValueError, "x has shape")
+        else:
+            text = "rank 0 refused its arguments.*: ValueError: x has shape"
+            refuses(lambda: getattr(bound, name)(x, *rest), CommError, text)
+        assert time.monotonic() - begin < SOON
+        dist.barrier(group)
+        if round == 0:
+            assert getattr(bound, name)(x, *rest).eq(1).all()
+
+
 def lists_of_blocks_stay_small(group) -> None:
     """A call with blocks takes memory in proportion to its lists and keys."""
     rows, block, entries = 2048, 64, 64
@@ -167,10 +186,10 @@ def compared_on_gpus(group) -> None:
         rows, function, width, shift = arguments
 
         def call(rows=rows, function=function, width=width, shift=shift) -> None:
-            rows._agree(function, _OnGpu(width), shift)
+            rows._begin(function, _OnGpu(width), shift)
 
         refuses(call, CommError, "ranks differ in .*" + text)
-    rows._agree("roll", _OnGpu(4), 1)
+    rows._begin("roll", _OnGpu(4), 1)
     first_calls_of(group).compare = None  # not called again
-    rows._agree("roll", _OnGpu(4), 1)
+    rows._begin("roll", _OnGpu(4), 1)
     del first_calls_of(group).compare

@@ -16,6 +16,11 @@ def test_other_widths(ranks, name):
     ranks.run(2, cases.other_widths, name)
 
 
+@pytest.mark.parametrize("name", ["undispatch", "roll"])
+def test_refused_rows(ranks, name):
+    ranks.run(2, cases.refused_rows, name)
+
+
 def test_compared_on_gpus(ranks):
     ranks.run(2, cases.compared_on_gpus)
 

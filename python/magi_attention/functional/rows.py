@@ -102,8 +102,9 @@ def undispatch_func(
     not the plan's.
     """
     check_group(group, meta)
-    x_local = with_local_rows(x_local, meta.rows, seq_dim)
-    is_partial = as_bool("is_partial_grad", is_partial_grad)
+    with meta.rows.refusals():
+        x_local = with_local_rows(x_local, meta.rows, seq_dim)
+        is_partial = as_bool("is_partial_grad", is_partial_grad)
     function = _UndispatchPartialGradFunc if is_partial else _UndispatchFunc
     return function.apply(x_local, meta.rows.cp_group, meta, seq_dim)
 
@@ -196,9 +197,10 @@ def roll_p2p(
     Exported as magi_attention.functional.roll_func.
     """
     check_group(group, meta)
-    check_int("dim", seq_dim, -_INT64)
-    whole = with_local_rows(x_local, meta.rows, seq_dim)
-    shift = check_int("shift", shift, -_INT64) % meta.rows.total_seqlen
+    with meta.rows.refusals():
+        check_int("dim", seq_dim, -_INT64)
+        whole = with_local_rows(x_local, meta.rows, seq_dim)
+        shift = check_int("shift", shift, -_INT64) % meta.rows.total_seqlen
     rolled = _RollP2P.apply(whole, shift, meta, meta.rows.cp_group, seq_dim)
     rows = x_local.shape[seq_dim]
     return rolled if rows == whole.shape[seq_dim] else rolled.narrow(seq_dim, 0, rows)
