@@ -17,8 +17,8 @@ namespace magi::sm90 {
 
 /// The one thread that takes items, walks their records, tells the other roles of items and steps,
 /// and loads. Record after record, q tiles from the last to the first, the head groups of each; or
-/// so in one round for each head group.
-template <BackwardConfig kC>
+/// so in one round for each head group. kMayBeCut: tiles may have rows that nobody sees.
+template <BackwardConfig kC, bool kMayBeCut>
 class BackwardProducer {
  public:
   __device__ __forceinline__ BackwardProducer(BackwardStorage<kC>& shared,
@@ -28,7 +28,6 @@ class BackwardProducer {
   __device__ __forceinline__ void run() {
     if (params_.completion.is_next_beside) ptx::launch_dependents();
     shared_.producer.span = 0;
-    shared_.producer.has_unseen = has_unseen_rows(params_);
     init_arrivals(shared_.arrivals, params_.coming.flags);
     if constexpr (kC.ctas() == 1) {
       if (arrival().has_items()) run_items();
@@ -45,7 +44,7 @@ class BackwardProducer {
     send_step();
     present_item().flags = kEndOfItems;
     send_item(false);
-    if (shared_.producer.has_unseen) ask(CutRequest::kEnd, 0);
+    if constexpr (kMayBeCut) ask(CutRequest::kEnd, 0);
   }
 
  private:
@@ -174,7 +173,7 @@ class BackwardProducer {
       return;
     }
     item.flags |= kHasSteps;
-    at.are_keys_cut = at.has_unseen && are_keys_cut(tile.x);
+    if constexpr (kMayBeCut) at.are_keys_cut = are_keys_cut(tile.x);
     at.index = 0;
     do {
       for (at.record = at.record_begin; at.record < at.record_end; ++at.record) {
@@ -211,7 +210,9 @@ class BackwardProducer {
     publish_step(tile);
     load_queries(tile);
     load_dout(tile);
-    if (shared_.producer.is_cut) ask(CutRequest::kRows, num_steps_);
+    if constexpr (kMayBeCut) {
+      if (shared_.producer.is_cut) ask(CutRequest::kRows, num_steps_);
+    }
     ++num_steps_;
     if (!shared_.producer.is_sent) send_item(true);
     shared_.producer.is_sent = true;
@@ -229,7 +230,7 @@ class BackwardProducer {
     step.q_tile = tile;
     step.record = at.record;
     if (is_masked) tell_mask(step, at.mask, tile << params_.query.token_shift);
-    at.is_cut = is_masked && at.has_unseen && is_cut(tile);
+    if constexpr (kMayBeCut) at.is_cut = is_masked && is_cut(tile);
     send_step();
   }
 
@@ -260,7 +261,7 @@ class BackwardProducer {
     const std::uint32_t stage = place.stage();
     ptx::Mbarrier& full = shared_.q_ring.full.at(place);
     ptx::mbarrier_arrive_expect(full, kC.q_bytes() + kVectorBytes);
-    if (!shared_.producer.is_cut) {
+    if (!kMayBeCut || !shared_.producer.is_cut) {
       load_panels<kC.rows, kC.dim_qk>(shared_.q[stage], params_.q, box_of(tile), full);
     }
     ptx::load_bytes(shared_.lse_log2[stage], params_.softmax.lse_log2 + row_of(tile), kVectorBytes,
@@ -273,7 +274,7 @@ class BackwardProducer {
     shared_.dout_ring.wait_empty(place);
     ptx::Mbarrier& full = shared_.dout_ring.full.at(place);
     ptx::mbarrier_arrive_expect(full, kC.dout_bytes() + kVectorBytes);
-    if (!shared_.producer.is_cut) {
+    if (!kMayBeCut || !shared_.producer.is_cut) {
       load_panels<kC.rows, kC.dim_v>(shared_.dout[stage], params_.dout, box_of(tile), full);
     }
     ptx::load_bytes(shared_.delta[stage], params_.softmax.delta + row_of(tile), kVectorBytes, full);
@@ -288,7 +289,7 @@ class BackwardProducer {
     shared_.k_ring.wait_empty(place);
     ptx::Mbarrier& k_full = shared_.k_ring.full.at(place);
     ptx::mbarrier_arrive_expect(k_full, has_tiles ? kC.k_bytes() + kC.peer_k_bytes() : 0);
-    const bool is_cut = has_tiles && shared_.producer.are_keys_cut;
+    const bool is_cut = kMayBeCut && has_tiles && shared_.producer.are_keys_cut;
     if (has_tiles && !is_cut) {
       load_panels<kC.keys, kC.dim_qk>(shared_.k, params_.k, box, k_full);
       if constexpr (kC.ctas() > 1) {

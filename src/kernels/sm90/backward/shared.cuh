@@ -88,9 +88,8 @@ struct ProducerState {
   std::int32_t full_end = 0;
   bool is_last = false;       ///< the record is the item's last
   bool is_sent = false;       ///< the item's info has been sent
-  bool has_unseen = false;    ///< there are rows that nobody sees
-  bool is_cut = false;        ///< some of them in the step's q tile
-  bool are_keys_cut = false;  ///< or among the item's keys
+  bool is_cut = false;        ///< the step's q tile has rows that nobody sees
+  bool are_keys_cut = false;  ///< or the item's keys have
 };
 
 /// The semaphore waiter's message: a step may add its dQ.
