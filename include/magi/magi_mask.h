@@ -80,8 +80,8 @@ MAGI_API magi_status magi_mask_from_runs(const int64_t* offsets, int32_t rows_q,
                                          const int32_t* intervals, int64_t num_intervals,
                                          int32_t rows_k, magi_mask** mask);
 /* A field of the form of another program (docs/masks.md): the number of an integer, 0 or 1 of a
- * flag, the numbers of a list or of all rows of a table, whose row i begins at row_offsets[i] and ends
- * before row_offsets[i + 1]. */
+ * flag, the numbers of a list or of all rows of a table, whose row i begins at row_offsets[i] and
+ * ends before row_offsets[i + 1]. */
 typedef struct magi_form_field {
   const char* name;
   const int32_t* numbers;

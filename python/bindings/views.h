@@ -35,9 +35,8 @@ static int is_like(const View* view, const magi_tensor* tensor) {
   enum { kCpu = 1, kCuda = 2, kFloat = 2, kBfloat = 4 };
   static const int kBits[] = {64, 32, 16, 16};
   const int kind = tensor->dtype == MAGI_BFLOAT16 ? kBfloat : kFloat;
-  if (view->type_kind != kind || view->type_bits != kBits[tensor->dtype] ||
-      view->type_lanes != 1 || view->rank != tensor->rank ||
-      view->device_kind != (tensor->device < 0 ? kCpu : kCuda) ||
+  if (view->type_kind != kind || view->type_bits != kBits[tensor->dtype] || view->type_lanes != 1 ||
+      view->rank != tensor->rank || view->device_kind != (tensor->device < 0 ? kCpu : kCuda) ||
       (tensor->device >= 0 && view->device != tensor->device)) {
     return 0;
   }

@@ -156,14 +156,15 @@ magi_status magi_mask_from_runs(const int64_t* offsets, int32_t rows_q, const in
   });
 }
 
-magi_status magi_mask_from_form(const char* form, const magi_form_field* fields,
-                                int64_t num_fields, magi_mask** mask) {
+magi_status magi_mask_from_form(const char* form, const magi_form_field* fields, int64_t num_fields,
+                                magi_mask** mask) {
   return guarded([&] {
     std::vector<magi::FormField> given;
     for (const magi_form_field& field : read_array(fields, num_fields, "fields")) {
-      given.push_back({.name = &require(field.name, "name of a field"),
-                       .numbers = read_array(field.numbers, field.num_numbers, field.name),
-                       .offsets = read_array(field.row_offsets, field.num_row_offsets, field.name)});
+      given.push_back(
+          {.name = &require(field.name, "name of a field"),
+           .numbers = read_array(field.numbers, field.num_numbers, field.name),
+           .offsets = read_array(field.row_offsets, field.num_row_offsets, field.name)});
     }
     give_mask(magi::mask_from_form(&require(form, "form"), given), mask);
   });

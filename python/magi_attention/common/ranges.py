@@ -152,8 +152,8 @@ class AttnRanges:
     def make_ranges_local(
         self, other_attn_ranges: AttnRanges, is_self_merged: bool = False
     ) -> AttnRanges:
-        """Finds where each of other_attn_ranges lies if the rows of this list are laid out merged, one
-        after the other. ValueError unless each lies inside one merged range.
+        """Finds where each of other_attn_ranges lies if the rows of this list are laid out
+        merged, one after the other. ValueError unless each lies inside one merged range.
         """
         merged = self if as_bool("is_self_merged", is_self_merged) else self.merge()
         offsets = merged._offsets()
