@@ -47,8 +47,10 @@ TEST(Cluster, RefusesWhatIsNone) {
     EXPECT_NE(refusal, "accepted") << text;
   }
   Cluster slow;
-  slow.network.bytes_per_second = 0.0;
-  EXPECT_THROW(cluster_to_json(slow), InvalidArgument);
+  for (const double rate : {0.0, 1e-300, 1e300}) {  // of which seconds become inf or 0
+    slow.network.bytes_per_second = rate;
+    EXPECT_THROW(cluster_to_json(slow), InvalidArgument);
+  }
   Cluster late;
   late.node.seconds_per_message = 2.0;
   EXPECT_THROW(cluster_to_json(late), InvalidArgument);
