@@ -35,7 +35,7 @@ enum class MaskType : std::int32_t {
 
 /// Query i in [q0, q1) sees key j in [k0, k1) iff d_min <= j - i <= d_max. The one representation
 /// of a mask from the user's call down to the kernels; closed under cutting in q or k and under
-/// moving to other row coordinates. A slice may be empty (reversed diagonals included).
+/// moving to other row coordinates. A slice may be empty.
 struct BandSlice {
   std::int32_t q0 = 0;
   std::int32_t q1 = 0;

@@ -22,7 +22,7 @@ enum {
 typedef struct magi_mask magi_mask;
 MAGI_API void magi_mask_destroy(magi_mask* mask);
 
-/* slices [n, 6]: q0, q1, k0, k1, d_min, d_max. */
+/* slices [n, 6]: q0, q1, k0, k1, d_min, d_max, with d_min <= d_max. */
 MAGI_API magi_status magi_mask_from_slices(const int32_t* slices, int64_t num_slices,
                                            int32_t rows_q, int32_t rows_k, magi_mask** mask);
 

@@ -16,7 +16,8 @@ std::string_view mask_type_name(MaskType type);
 /// The inverse; InvalidArgument for any other name.
 MaskType mask_type_from_name(std::string_view name);
 
-/// The band of a typed (q range, k range) pair. Ranges must be valid (0 <= begin <= end <=
+/// The band of a typed (q range, k range) pair, without keys where no pair is visible because the
+/// keys are fewer than the queries of a bidirectional causal one. Ranges must be valid (0 <= begin <= end <=
 /// kMaxRows), else InvalidArgument.
 BandSlice band_slice(Range q, Range k, MaskType type);
 
@@ -42,7 +43,7 @@ struct Mask {
 };
 
 /// Throws InvalidArgument naming the slice, field, value and allowed values if anything is outside
-/// the row counts or reversed. Empty slices and reversed diagonals are allowed.
+/// the row counts or reversed, diagonals too. Empty slices are allowed.
 void validate(const Mask& mask);
 
 /// Pairs with multiplicity; InvalidArgument if they exceed int64.

@@ -49,6 +49,7 @@ BandSlice band_slice(Range q, Range k, MaskType type) {
       slice.d_min = k.begin - q.begin;
       return slice;
     case MaskType::BidirectionalCausal:
+      if (k.size() < q.size()) return {q.begin, q.end, k.begin, k.begin};
       slice.d_min = k.begin - q.begin;
       slice.d_max = k.end - q.end;
       return slice;

@@ -31,8 +31,8 @@ void require_between(const std::string& name, std::int32_t value, std::int32_t l
 
 bool is_valid(const BandSlice& s, const Mask& mask) {
   return s.q0 >= 0 && s.q0 <= s.q1 && s.q1 <= mask.rows_q && s.k0 >= 0 && s.k0 <= s.k1 &&
-         s.k1 <= mask.rows_k && s.d_min >= -kBandInfinity && s.d_min <= kBandInfinity &&
-         s.d_max >= -kBandInfinity && s.d_max <= kBandInfinity;
+         s.k1 <= mask.rows_k && s.d_min >= -kBandInfinity && s.d_min <= s.d_max &&
+         s.d_max <= kBandInfinity;
 }
 
 void require_valid(const BandSlice& s, const Mask& mask, std::size_t index) {
@@ -42,7 +42,7 @@ void require_valid(const BandSlice& s, const Mask& mask, std::size_t index) {
   require_between(name + ".k0", s.k0, 0, mask.rows_k);
   require_between(name + ".k1", s.k1, s.k0, mask.rows_k);
   require_between(name + ".d_min", s.d_min, -kBandInfinity, kBandInfinity);
-  require_between(name + ".d_max", s.d_max, -kBandInfinity, kBandInfinity);
+  require_between(name + ".d_max", s.d_max, s.d_min, kBandInfinity);
 }
 
 }  // namespace

@@ -58,17 +58,14 @@ BandSlice random_slice(RandomStream& random, std::int32_t rows_q, std::int32_t r
   const std::int32_t high = k.end - q.begin + 2;
   const std::int32_t a = random.between(low, high);
   const std::int32_t b = random.between(low, high);
-  if (kind == 4) {
-    slice.d_min = std::min(a, b);
-    slice.d_max = std::max(a, b);
-  } else if (kind == 5) {
+  if (kind == 5) {
     (random.chance(50) ? slice.d_min : slice.d_max) = a;
   } else if (kind == 6) {
     slice.d_min = a;
     slice.d_max = a + random.between(0, 3);
   } else {
-    slice.d_min = a;
-    slice.d_max = b;  // reversed half the time: an empty slice
+    slice.d_min = std::min(a, b);
+    slice.d_max = std::max(a, b);
   }
   return slice;
 }

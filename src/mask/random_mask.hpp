@@ -23,7 +23,7 @@ struct RandomMaskOptions {
 Range random_range(RandomStream& random, std::int32_t rows);
 
 /// A slice inside [0, rows_q) x [0, rows_k): one of the four types, or a band with free, one-sided,
-/// narrow or reversed diagonals.
+/// narrow diagonals.
 BandSlice random_slice(RandomStream& random, std::int32_t rows_q, std::int32_t rows_k,
                        const RandomMaskOptions& options);
 

@@ -73,7 +73,7 @@ TEST(Coverage, OfNothing) {
   rows_only.empty_rows = 3;
   rows_only.unseen_keys = 5;
   expect_same(check_coverage(Mask{3, 5, {}}), rows_only);
-  expect_same(check_coverage(Mask{3, 5, {{0, 3, 0, 5, 1, 0}, {1, 1, 0, 5}}}), rows_only);
+  expect_same(check_coverage(Mask{3, 5, {{0, 3, 0, 5, 6, 7}, {1, 1, 0, 5}}}), rows_only);
 }
 
 TEST(Coverage, NamesTheFirstTwoSlicesThatShareAPair) {

@@ -47,7 +47,7 @@ TEST(MaskJson, RandomMasksComeBackTheSame) {
     EXPECT_EQ(mask_from_json(mask_to_json(mask)), mask) << "seed 81 case " << n << describe(mask);
   }
   const Mask extreme{
-      kMaxRows, kMaxRows, {{0, kMaxRows, 0, kMaxRows, kBandInfinity, -kBandInfinity}}};
+      kMaxRows, kMaxRows, {{0, kMaxRows, 0, kMaxRows, kBandInfinity, kBandInfinity}}};
   EXPECT_EQ(mask_from_json(mask_to_json(extreme)), extreme);
 }
 
@@ -96,6 +96,8 @@ TEST(MaskJson, WrongNumbersAreNamed) {
   EXPECT_EQ(
       message_of(with_slice("[0, 1, 0, 1, 0, 1073741825]")),
       "mask JSON: slices[0][5] is 1073741825; allowed: an integer from -1073741824 to 1073741824");
+  EXPECT_EQ(message_of(with_slice("[0, 4, 0, 4, 3, 2]")),
+            "slices[0].d_max is 2; allowed: 3 to 1073741824");
   EXPECT_EQ(message_of(with_slice("[0, 9, 0, 1, 0, 0]")), "slices[0].q1 is 9; allowed: 0 to 8");
   EXPECT_EQ(
       message_of(with_slice(R"({"q": [3, 2], "k": [0, 1], "type": "full"})")),
