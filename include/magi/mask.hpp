@@ -17,8 +17,8 @@ std::string_view mask_type_name(MaskType type);
 MaskType mask_type_from_name(std::string_view name);
 
 /// The band of a typed (q range, k range) pair, without keys where no pair is visible because the
-/// keys are fewer than the queries of a bidirectional causal one. Ranges must be valid (0 <= begin <= end <=
-/// kMaxRows), else InvalidArgument.
+/// keys are fewer than the queries of a bidirectional causal one. Ranges must be valid (0 <= begin
+/// <= end <= kMaxRows), else InvalidArgument.
 BandSlice band_slice(Range q, Range k, MaskType type);
 
 /// A slice in the terms of MagiAttention: two ranges and a type.

@@ -319,8 +319,8 @@ bool change_the_mask(RandomStream& random, Plan& plan) {
   nudge(random, *any_bound(random, slice));
   const bool is_valid = slice.q0 >= 0 && slice.q0 <= slice.q1 && slice.q1 <= plan.mask.rows_q &&
                         slice.k0 >= 0 && slice.k0 <= slice.k1 && slice.k1 <= plan.mask.rows_k;
-  const bool is_bounded = slice.d_min >= -kBandInfinity && slice.d_min <= slice.d_max &&
-                          slice.d_max <= kBandInfinity;
+  const bool is_bounded =
+      slice.d_min >= -kBandInfinity && slice.d_min <= slice.d_max && slice.d_max <= kBandInfinity;
   if (!is_valid || !is_bounded) slice = before;
   return is_valid && is_bounded;
 }
