@@ -20,7 +20,7 @@ def compiled(function, **options):
 
 
 def same_as_eager(attend, leaves, **options) -> None:
-    """Results and gradients of attend(*leaves) -> (out, lse); sums of gradients may be in another
+    """Results and gradients of `attend`(*leaves) -> (out, lse); sums of gradients may be in another
     order.
     """
     found = []

@@ -43,7 +43,7 @@ def _start(supplied: vtable._Supplied, send_bytes: tuple[int, int], device: int)
 
 def test_arguments_reach_the_transport():
     transport = _Transport(True)
-    assert _start(vtable._Supplied(transport), (16, 32), 3) == (0, None)
+    assert _start(vtable._Supplied(transport), (16, 32), 3) == (vtable._DONE, None)
     assert transport.seen == [vtable.ByteExchange(4096, 0, [16, 32], [0, 0], 3, 99, vtable.SUM, 2)]
 
 
@@ -51,8 +51,8 @@ def test_exchanges_of_host_memory_are_waited_for():
     transport = _Transport(False)
     supplied = vtable._Supplied(transport)
     status, exchange = _start(supplied, (16, 32), -1)
-    assert (status, transport.waited) == (0, 0)
-    assert supplied.vtable.wait(None, exchange) == 0
+    assert (status, transport.waited) == (vtable._DONE, 0)
+    assert supplied.vtable.wait(None, exchange) == vtable._DONE
     assert transport.waited == 1
     supplied.vtable.release(None, exchange)
     assert not supplied.waits
@@ -72,8 +72,8 @@ def test_errors_are_kept_for_last_error():
 
 
 def test_the_table_says_whether_device_memory_is_moved():
-    assert vtable._Supplied(_Transport(True)).vtable.features == 1
-    assert vtable._Supplied(_Transport(False)).vtable.features == 0
+    assert vtable._Supplied(_Transport(True)).vtable.features == 5
+    assert vtable._Supplied(_Transport(False)).vtable.features == 4
 
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="no gloo")

@@ -10,8 +10,17 @@ import backend_cases
 import interrupt_cases
 from magi_attention import Plan, backends, masks
 from magi_attention._native.vtable import CAST, Communicator
+from ranks import Ranks
 
 ENDS = pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+
+
+@pytest.fixture(scope="module")
+def own_ranks():
+    """Ranks whose groups are over afterwards."""
+    started = Ranks(2)
+    yield started
+    started.stop()
 
 
 class Interrupted:
@@ -71,9 +80,9 @@ def test_in_a_backend(end, where):
 
 
 @pytest.mark.parametrize("work", ["keys", "queries"])
-def test_ranks_that_wait(ranks, work):
-    ranks.run(2, interrupt_cases.in_a_wait, work)
+def test_ranks_that_wait(own_ranks, work):
+    own_ranks.run(2, interrupt_cases.in_a_wait, work)
 
 
-def test_ranks_that_wait_too_long(ranks):
-    ranks.run(2, interrupt_cases.too_long)
+def test_ranks_that_wait_too_long(own_ranks):
+    own_ranks.run(2, interrupt_cases.too_long)

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import socket
+import threading
 import time
 
 from magi_attention.comm.store import PatientStore
@@ -20,31 +21,35 @@ _GRACE_TIME = 1.0  # seconds in which the end of a process is seen elsewhere
 _Listener = tuple[socket.socket, list[socket.socket]]
 
 _listeners: list[_Listener] = []  # of this process, at most one, with those who watch it
+_lock = threading.Lock()  # ranks may be threads of one process
 
 
 def _listener() -> socket.socket:
-    if not _listeners:
-        has_both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if has_both else socket.AF_INET
-        made = socket.create_server(
-            ("", 0), family=family, backlog=_MOST_WAITING, dualstack_ipv6=has_both
-        )
-        made.setblocking(False)
-        _listeners.append((made, []))
-    listener, watchers = _listeners[0]
-    with contextlib.suppress(OSError):
-        while True:
-            watchers.append(listener.accept()[0])
-            watchers[-1].setblocking(False)
-    # Of groups that are gone nothing is left.
-    for gone in [each for each in watchers if _has_ended(each)]:
-        gone.close()
-        watchers.remove(gone)
-    return listener
+    with _lock:
+        if not _listeners:
+            has_both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if has_both else socket.AF_INET
+            made = socket.create_server(
+                ("", 0), family=family, backlog=_MOST_WAITING, dualstack_ipv6=has_both
+            )
+            made.setblocking(False)
+            _listeners.append((made, []))
+        listener, watchers = _listeners[0]
+        with contextlib.suppress(OSError):
+            while True:
+                watchers.append(listener.accept()[0])
+                watchers[-1].setblocking(False)
+        # Of groups that are gone nothing is left.
+        for gone in [each for each in watchers if _has_ended(each)]:
+            gone.close()
+            watchers.remove(gone)
+        return listener
 
 
 def _close_in_child() -> None:
     """Ends watch a rank alone, not the processes that it has forked."""
+    global _lock  # another thread may have held it as this process forked
+    _lock = threading.Lock()
     for listener, watchers in _listeners:
         for each in (listener, *watchers):
             each.close()
