@@ -164,9 +164,10 @@ def compact(mask: Mask) -> Mask:
 
 
 def from_intervals(offsets: torch.Tensor, intervals: torch.Tensor, rows_k: int) -> Mask:
-    """Makes a mask of the keys of each row: row i sees the union of intervals[offsets[i]:offsets[i
-    + 1]], pairs [begin, end) of keys in any order; offsets [rows_q + 1], intervals [n, 2].
-    Mask.runs is the inverse. ValueError, by row, for intervals that are reversed or leave the keys.
+    """Makes a mask of the keys of each row: row i sees the union of
+    intervals[offsets[i]:offsets[i + 1]], pairs [begin, end) of keys in any order;
+    offsets [rows_q + 1], intervals [n, 2]. Mask.runs is the inverse. ValueError, by row, for
+    intervals that are reversed or leave the keys.
     """
     offsets = to_ints("offsets", offsets, 1).long()
     intervals = to_ints("intervals", intervals, 2).contiguous()
