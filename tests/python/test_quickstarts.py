@@ -156,7 +156,7 @@ def test_tuning(capsys):
     assert f"```text\n{capsys.readouterr().out}```" in text
 
 
-@pytest.mark.parametrize("name", ["api/README", "migration", "models"])
+@pytest.mark.parametrize("name", ["migration", "models"])
 def test_examples_of_other_pages(name, capsys):
     if name == "models":
         pytest.importorskip("transformers", minversion="5")
