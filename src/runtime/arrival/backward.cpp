@@ -36,7 +36,7 @@ TensorGroup lend_gradients(StepCall& call, const AttendCall& attend) {
     call.lend_segment(Role::KeyGradients, attend.keys);
     return {};
   }
-  const TensorGroup results = call.own(Role::KeyGradients);
+  TensorGroup results = call.own(Role::KeyGradients);
   const TensorGroup sums = call.lend_like(call.tensors(Role::KeyGradients, -1, attend.attend.heads),
                                           rows.returning().sums().num_rows(), true);
   call.set_own(Role::KeyGradients, sums);
