@@ -26,7 +26,9 @@ struct AttentionLimits {
   bool has_softcap = false;
   bool has_max_logits = false;
   bool has_dlse = false;       ///< takes the gradient through lse
-  bool has_any_scale = false;  ///< softmax_scale may be negative; it and softcap have any size
+  bool has_any_scale = false;  ///< softmax_scale may be negative
+  /// Heads of sinks, of their gradients and of max_logits may have any stride; else it is 1.
+  bool has_spread_sinks = false;
 
   bool takes(DType type) const { return (types >> static_cast<unsigned>(type) & 1U) != 0; }
 };

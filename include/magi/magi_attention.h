@@ -80,7 +80,7 @@ typedef struct magi_attention_limits {
   int32_t has_softcap;
   int32_t has_max_logits;
   int32_t has_dlse;      /* 1: takes the gradient through lse */
-  int32_t has_any_scale; /* 1: softmax_scale may be negative; it and softcap have any size */
+  int32_t has_any_scale; /* 1: softmax_scale may be negative */
 } magi_attention_limits;
 
 #ifdef __cplusplus

@@ -8,9 +8,9 @@
 #include "comm/rows/abort_group.hpp"
 #include "comm/rows/call_options.hpp"
 #include "comm/rows/row_exchanger.hpp"
+#include "kernels/check/check_tensor.hpp"
 #include "magi/runtime.hpp"
 #include "runtime/shard_map.hpp"
-#include "runtime/tensors/check_tensor.hpp"
 #include "runtime/tensors/device_calls.hpp"
 #include "runtime/tensors/elements.hpp"
 

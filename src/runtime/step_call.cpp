@@ -7,6 +7,7 @@
 #include "base/math.hpp"
 #include "base/mix.hpp"
 #include "comm/rows/call_options.hpp"
+#include "kernels/check/check_tensor.hpp"
 #include "runtime/tensors/device_calls.hpp"
 #include "runtime/tensors/elements.hpp"
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/math.hpp"
-#include "runtime/check_attention.hpp"
+#include "kernels/check/check_limits.hpp"
 #include "runtime/tensors/device_calls.hpp"
 
 namespace magi {

@@ -93,7 +93,7 @@ TEST(ListedAttentionAbi, BadListsAreRefused) {
   lists.lists.block_keys = 1;
   lists.tensor.shape[1] = 1;
   EXPECT_EQ(forward(), MAGI_INVALID_ARGUMENT);
-  EXPECT_STREQ(magi_last_error_message(), "indices.shape[1] is 1; allowed: 2");
+  EXPECT_STREQ(magi_last_error_message(), "indices.shape is [40, 1, 1]; allowed: [40, 2, 1]");
   lists.tensor.shape[1] = 2;
   lists.tensor.dtype = MAGI_INT64;
   EXPECT_EQ(forward(), MAGI_INVALID_ARGUMENT);
@@ -101,7 +101,7 @@ TEST(ListedAttentionAbi, BadListsAreRefused) {
   lists.tensor.dtype = MAGI_INT32;
   lists.tensor.device = 0;
   EXPECT_EQ(forward(), MAGI_INVALID_ARGUMENT);
-  EXPECT_STREQ(magi_last_error_message(), "indices.device is 0; allowed: -1 (the CPU)");
+  EXPECT_STREQ(magi_last_error_message(), "indices.device is 0; allowed: -1 (host memory)");
 }
 
 }  // namespace

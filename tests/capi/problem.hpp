@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "capi/owned_handles.hpp"
 #include "magi/magi.h"
 
 // The tensors of one attention call through the C ABI.
@@ -63,6 +64,33 @@ struct Problem {
                                      .dk = &dk.tensor,
                                      .dv = &dv.tensor,
                                      .dsink = &dsink.tensor};
+};
+
+/// A config for Problem's heads and dims.
+inline magi_plan_config config_for(std::int32_t num_ranks) {
+  magi_plan_config config;
+  magi_plan_config_init(&config);
+  config.num_ranks = num_ranks;
+  config.num_heads_q = 4;
+  config.num_heads_kv = 2;
+  config.head_dim_qk = 8;
+  config.head_dim_v = 8;
+  return config;
+}
+
+/// The only rank of a group of threads, and a plan for it.
+struct LoneRank {
+  explicit LoneRank(const magi_mask* mask) {
+    magi_comm_options options;
+    magi_comm_options_init(&options);
+    group =
+        made<magi_communicator>([&](auto** c) { return magi_thread_group_create(1, &options, c); });
+    const magi_plan_config config = config_for(1);
+    plan = made<magi_plan>([&](auto** p) { return magi_plan_create(mask, &config, p); });
+  }
+
+  Owned<magi_communicator> group;
+  Owned<magi_plan> plan;
 };
 
 }  // namespace magi::capi_test

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
-#include <limits>
 #include <string>
 #include <thread>
 
@@ -102,27 +101,6 @@ TEST_F(AttentionErrors, ShapesAreThePlans) {
   EXPECT_EQ(forward(), "q.shape is [15, 4, 8]; allowed: [16, 4, 8]");
 }
 
-TEST_F(AttentionErrors, TypesAgree) {
-  tensors.inputs.k.dtype = DType::Float16;
-  EXPECT_EQ(forward(), "k.dtype is float16; allowed: float32");
-  tensors.inputs.k.dtype = DType::Float32;
-  tensors.inputs.q.dtype = DType::Int32;
-  EXPECT_EQ(forward(), "q.dtype is int32; allowed: float64, float32, float16, bfloat16");
-}
-
-TEST_F(AttentionErrors, TheLastAxisIsContiguous) {
-  tensors.inputs.v.stride[2] = 2;
-  EXPECT_EQ(forward(), "v.stride of the last axis is 2; allowed: 1");
-}
-
-TEST_F(AttentionErrors, DataIsThereAndInHostMemory) {
-  tensors.result.lse.data = nullptr;
-  EXPECT_EQ(forward(), "lse.data is null; allowed: the address of its elements");
-  tensors.result.lse = tensors.lse;
-  tensors.result.out.device = 0;
-  EXPECT_EQ(forward(), "out.device is 0; allowed: -1 (host memory)");
-}
-
 TEST_F(AttentionErrors, ADeviceThatIsRefusedHoldsNothing) {
   tensors.inputs.q.device = 1000;
   EXPECT_NE(forward(), "no exception");
@@ -131,37 +109,14 @@ TEST_F(AttentionErrors, ADeviceThatIsRefusedHoldsNothing) {
   EXPECT_EQ(forward(), "no exception");
 }
 
-TEST_F(AttentionErrors, ScaleAndCapAreNumbers) {
-  tensors.inputs.params.softmax_scale = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_EQ(forward(), "softmax_scale is nan; allowed: a finite number (0: 1 / sqrt(head_dim_qk))");
-  tensors.inputs.params = {.softcap = -1.0};
-  EXPECT_EQ(forward(), "softcap is -1; allowed: 0 (off) or a positive finite number");
-}
-
-TEST_F(AttentionErrors, SinksAreOneToEight) {
-  const Floats nine({9, 4});
-  tensors.inputs.sink = nine;
-  EXPECT_EQ(forward(), "sink count is 9; allowed: 1 to 8");
-  const Floats other_heads({2, 3});
-  tensors.inputs.sink = other_heads;
-  EXPECT_EQ(forward(), "sink.shape is [2, 3]; allowed: [2, 4]");
-  tensors.inputs.params.sink_layout = SinkLayout::RowSinkHead;
-  EXPECT_EQ(forward(), "sink.rank is 2; allowed: 3 ([rows_q, sinks, heads_q])");
-}
-
-TEST_F(AttentionErrors, SinkGradientsNeedTheSink) {
+TEST_F(AttentionErrors, ASinkMayComeWithoutAPlaceForItsGradient) {
   const Floats sink({2, 4});
   tensors.input_gradients.dsink = sink;
-  EXPECT_EQ(backward(), "sink is empty; allowed: the sink whose gradient is asked for");
+  EXPECT_EQ(backward(), "dsink is given; allowed: none without sink");
   tensors.inputs.sink = sink;
-  const Floats one({1, 4});
-  tensors.input_gradients.dsink = one;
-  EXPECT_EQ(backward(), "dsink count is 1; allowed: 2 (the sink's)");
-}
-
-TEST_F(AttentionErrors, GradientsFitTheirTensors) {
-  tensors.input_gradients.dk = tensors.input_gradients.dk.slice(1, 0, 1);
-  EXPECT_EQ(backward(), "dk.shape is [16, 1, 8]; allowed: [16, 2, 8]");
+  EXPECT_EQ(backward(), "no exception");
+  tensors.input_gradients.dsink = {};
+  EXPECT_EQ(backward(), "no exception");
 }
 
 TEST(AttentionGroup, HasThePlansSize) {
@@ -210,11 +165,11 @@ TEST(AttentionGroup, SinksThatItsBackendRefusesLeaveItUsable) {
     });
   };
   tensors.inputs.sink = spread;
-  EXPECT_EQ(forward(), "sink.stride of the last axis is 2; allowed: 1");
-  EXPECT_EQ(backward(), "sink.stride of the last axis is 2; allowed: 1");
+  EXPECT_EQ(forward(), "sink.stride[1] is 2; allowed: 1");
+  EXPECT_EQ(backward(), "sink.stride[1] is 2; allowed: 1");
   tensors.inputs.sink = sink;
   tensors.input_gradients.dsink = spread;
-  EXPECT_EQ(backward(), "dsink.stride of the last axis is 2; allowed: 1");
+  EXPECT_EQ(backward(), "dsink.stride[1] is 2; allowed: 1");
   EXPECT_EQ(group[0]->allgather_sync({}).size(), 1U) << "nothing was begun, so nothing is ended";
   tensors.input_gradients.dsink = dsink;
   EXPECT_EQ(forward(), "no exception");

@@ -91,8 +91,6 @@ class AttentionBackend {
   virtual const AttentionLimits& limits() const = 0;
   /// Whether the backend computes on tensors of `device` (a CUDA ordinal or kCpuDevice).
   virtual bool serves(std::int32_t device) const = 0;
-  /// Whether the heads of sinks and of their gradients may have any stride; else it is 1.
-  virtual bool takes_spread_sinks() const { return false; }
 
   /// Prepares for the shapes, types, device and slices of `args`; its data may be null, slices are
   /// copied. Blocks. Throws InvalidArgument naming what is not allowed.
@@ -126,23 +124,5 @@ void add_backend(const std::string& name,
 void remove_backend(const std::string& name);
 /// Names of all backends, the library's own first.
 std::vector<std::string> backend_names();
-
-// Checks that a group of ranks makes before any row moves. Each throws InvalidArgument naming the
-// value that the limits do not allow.
-
-void check_type(const AttentionLimits& limits, const char* name, DType type);
-/// `where` stands before the dims that are allowed, such as "on a GPU ".
-void check_head_dim(const HeadDims& dims, const std::string& name, std::int64_t dim,
-                    const std::string& where = "");
-/// The options of a call besides its tensors' shapes.
-struct AttentionFeatures {
-  bool has_sink = false;
-  bool has_max_logits = false;
-  bool has_dlse = false;
-};
-void check_options(const AttentionLimits& limits, const AttentionParams& params,
-                   const AttentionFeatures& features);
-/// Contiguous last dim, strides and address as the limits ask.
-void check_layout(const AttentionLimits& limits, const char* name, const TensorView& tensor);
 
 }  // namespace magi

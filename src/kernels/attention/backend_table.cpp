@@ -85,6 +85,8 @@ BackendTable& table() {
 
 }  // namespace
 
+AttentionLimits attention_limits(std::int32_t device) { return find_backend("", device)->limits(); }
+
 std::shared_ptr<const AttentionBackend> find_backend(const std::string& name, std::int32_t device) {
   if (name.empty()) return table().for_device(device);
   Backend backend = table().named(name);

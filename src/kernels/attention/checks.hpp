@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/check/check_attention.hpp"
 #include "kernels/schedule/host/in_flight_keys.hpp"
 #include "magi/attention_cuda.hpp"
-#include "magi/attention_limits.hpp"
 
-// Checks of calls, the same for every architecture. A check throws InvalidArgument naming the
-// tensor, the value seen and the values allowed.
+// Checks of calls of prepared objects, beyond those of check_attention(). Each throws
+// InvalidArgument naming the tensor, the value seen and the values allowed.
 namespace magi {
 
 /// The values that a prepared object depends on besides the slices.
@@ -27,14 +27,6 @@ struct AttentionProblem {
 AttentionProblem problem_of(const ForwardArgs& args);
 AttentionProblem problem_of(const BackwardArgs& args);
 
-/// The type of lse, of sinks and of sums for inputs of type `type`.
-inline DType accumulator_of(DType type) {
-  return type == DType::Float64 ? DType::Float64 : DType::Float32;
-}
-
-/// Shapes and types that a problem is prepared for.
-void check_problem(const AttentionLimits& limits, const ForwardArgs& args);
-void check_problem(const AttentionLimits& limits, const BackwardArgs& args);
 /// All of a call, for an object that was prepared for `made_for`.
 void check_call(const AttentionLimits& limits, const ForwardArgs& args,
                 const AttentionProblem& made_for);

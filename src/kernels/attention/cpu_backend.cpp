@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/attention/built_in.hpp"
+#include "kernels/cpu/check_args.hpp"
 
 namespace magi {
 namespace {
@@ -29,9 +30,8 @@ class PreparedOnCpu final : public Interface {
 class CpuBackend final : public AttentionBackend {
  public:
   const std::string& name() const override { return name_; }
-  const AttentionLimits& limits() const override { return limits_; }
+  const AttentionLimits& limits() const override { return cpu::kLimits; }
   bool serves(std::int32_t device) const override { return device == kCpuDevice; }
-  bool takes_spread_sinks() const override { return true; }
 
   std::shared_ptr<const PreparedForward> prepare_forward(
       const ForwardArgs& args, const ForwardTuning& /*tuning*/) const override {
@@ -46,14 +46,6 @@ class CpuBackend final : public AttentionBackend {
 
  private:
   std::string name_ = "cpu";
-  AttentionLimits limits_{
-      .types = types_of({DType::Float64, DType::Float32, DType::Float16, DType::BFloat16}),
-      .has_float_outputs = true,
-      .has_sink = true,
-      .has_softcap = true,
-      .has_max_logits = true,
-      .has_dlse = true,
-      .has_any_scale = true};
 };
 
 }  // namespace

@@ -77,7 +77,7 @@ std::int64_t forward_workspace_bytes(const ForwardArgs& args, const BlockMask& m
 void attention_forward_cuda(const ForwardArgs& args, const BlockMask& mask,
                             const DeviceWorkspace& workspace, const ForwardTuning& tuning,
                             void* stream) {
-  check_call(sm90_backend()->limits(), args, problem_of(args));
+  check_attention(sm90_backend()->limits(), args, args.q.device);
   const sm90::BlockCall call = make_call(args, mask, tuning);
   check_visible(args.q, args.k, mask);
   check_workspace(workspace, static_cast<std::int64_t>(call.walk.layout.size_bytes));
@@ -94,7 +94,7 @@ std::int64_t backward_workspace_bytes(const BackwardArgs& args, const BlockMask&
 void attention_backward_cuda(const BackwardArgs& args, const BlockMask& mask,
                              const DeviceWorkspace& workspace, const BackwardTuning& tuning,
                              void* stream) {
-  check_call(sm90_backend()->limits(), args, problem_of(args));
+  check_attention(sm90_backend()->limits(), args, args.q.device);
   const sm90::BlockBackwardCall call = make_call(args, mask, tuning);
   check_visible(args.q, args.k, mask);
   check_workspace(workspace, call.workspace_bytes);

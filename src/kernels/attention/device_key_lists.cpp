@@ -20,38 +20,6 @@
 namespace magi {
 namespace {
 
-void check_device_tensor(const std::string& name, const TensorView& tensor, DType type,
-                         std::int32_t device) {
-  if (tensor.dtype != type) {
-    throw invalid(name + ".dtype", dtype_name(tensor.dtype), dtype_name(type));
-  }
-  if (tensor.num_elements() == 0) return;
-  if (tensor.empty()) throw invalid(name + ".data", "null", "device memory");
-  if (tensor.device != device) {
-    throw invalid(name + ".device", tensor.device, "that of q, " + std::to_string(device));
-  }
-}
-
-void check_lists(const KeyLists& lists, const TensorView& q, const TensorView& k) {
-  const TensorView& indices = lists.indices;
-  if (indices.rank != 3) throw invalid("indices.rank", indices.rank, "3");
-  if (indices.shape[0] != q.shape[0]) {
-    throw invalid("indices.shape[0]", indices.shape[0], std::to_string(q.shape[0]));
-  }
-  if (indices.shape[1] != k.shape[1]) {
-    throw invalid("indices.shape[1]", indices.shape[1], std::to_string(k.shape[1]));
-  }
-  check_device_tensor("indices", indices, DType::Int32, q.device);
-  if (lists.block_keys < 1 || lists.block_keys > kMaxRows) {
-    throw invalid("block_keys", lists.block_keys, "1 to " + std::to_string(kMaxRows));
-  }
-  if (lists.report.empty()) return;
-  check_device_tensor("report", lists.report, DType::Int64, q.device);
-  if (lists.report.rank != 1 || lists.report.shape[0] != 2 || lists.report.stride[0] != 1) {
-    throw invalid("report.shape[0]", lists.report.shape[0], "[2], contiguous");
-  }
-}
-
 /// Throws for what the kernels that gather keys do not take, beyond those of slices.
 void check_listed_dims(const TensorView& q, const TensorView& v) {
   for (const auto& [name, dim] :
@@ -116,7 +84,7 @@ void run_backward(const BackwardArgs& args, const KeyLists& lists, std::int32_t 
 void attention_forward_cuda(const ForwardArgs& args, const KeyLists& lists, std::int32_t sm_margin,
                             void* stream) {
   if (!sm90_backend()->serves(args.q.device)) refuse_device(args.q.device);
-  check_call(sm90_backend()->limits(), args, problem_of(args));
+  check_attention(sm90_backend()->limits(), args, args.q.device);
   check_listed_dims(args.q, args.v);
   check_lists(lists, args.q, args.k);
   if (!args.slices.empty()) throw invalid("slices", "given", "none beside lists");
@@ -128,7 +96,7 @@ void attention_forward_cuda(const ForwardArgs& args, const KeyLists& lists, std:
 void attention_backward_cuda(const BackwardArgs& args, const KeyLists& lists,
                              const ListedBackwardTuning& tuning, void* stream) {
   if (!sm90_backend()->serves(args.q.device)) refuse_device(args.q.device);
-  check_call(sm90_backend()->limits(), args, problem_of(args));
+  check_attention(sm90_backend()->limits(), args, args.q.device);
   check_listed_dims(args.q, args.v);
   check_lists(lists, args.q, args.k);
   check_gradients(args);

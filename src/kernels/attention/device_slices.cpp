@@ -99,7 +99,7 @@ std::int64_t forward_workspace_bytes(const ForwardArgs& args, std::int64_t num_s
 void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
                             const DeviceWorkspace& workspace, const DeviceListTuning& tuning,
                             void* stream) {
-  check_call(sm90_backend()->limits(), args, problem_of(args));
+  check_attention(sm90_backend()->limits(), args, args.q.device);
   const SliceArrays arrays = check_slices(slices, args.q.device);
   const sm90::DeviceListCall call = make_call(args, arrays.count, tuning);
   check_workspace(workspace, call.workspace_bytes);
@@ -126,7 +126,7 @@ std::int64_t backward_workspace_bytes(const BackwardArgs& args, std::int64_t num
 void attention_backward_cuda(const BackwardArgs& args, const DeviceSlices& slices,
                              const DeviceWorkspace& workspace, const DeviceBackwardTuning& tuning,
                              void* stream) {
-  check_call(sm90_backend()->limits(), args, problem_of(args));
+  check_attention(sm90_backend()->limits(), args, args.q.device);
   const SliceArrays arrays = check_slices(slices, args.q.device);
   const sm90::DeviceBackwardCall call = make_call(args, arrays.count, tuning);
   check_workspace(workspace, call.workspace_bytes);

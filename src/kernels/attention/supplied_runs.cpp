@@ -10,6 +10,7 @@
 #include "cuda/arena.hpp"
 #include "kernels/attention/combine.hpp"
 #include "kernels/attention/supplied_device.hpp"
+#include "kernels/check/check_tensor.hpp"
 
 namespace magi {
 namespace {
@@ -92,18 +93,13 @@ struct MadeRuns {
   std::unique_ptr<const SuppliedHandle> handle;
   std::int64_t workspace_bytes = 0;
 
-  DType sum_type() const { return accumulator_of(problem.type); }
+  DType sum_type() const { return accumulator_type(problem.type); }
   Output output(const TensorView& given, Combination how, RunTensors& own) const {
     return {given, how, limits.has_float_outputs || given.dtype == problem.type,
             limits.has_float_outputs ? sum_type() : problem.type, own};
   }
   Output sum_output(const TensorView& given, Combination how, RunTensors& own) const {
     return {given, how, true, sum_type(), own};
-  }
-  void check_input(const char* name, const TensorView& tensor) const {
-    if (limits.has_float_outputs || tensor.dtype == problem.type) return;
-    throw invalid(std::string(name) + ".dtype", dtype_name(tensor.dtype),
-                  std::string(dtype_name(problem.type)) + " with this backend");
   }
   void place(RunTensors& own, const DeviceWorkspace& workspace, void* stream) const {
     if (workspace.data != nullptr && workspace.size_bytes < own.size_bytes()) {
@@ -118,7 +114,7 @@ struct MadeRuns {
 std::int64_t stand_in_bytes(DType type, std::initializer_list<std::int64_t> sizes) {
   Arena arena;
   for (const std::int64_t size : sizes) {
-    arena.add<std::byte>(size * static_cast<std::int64_t>(dtype_bytes(accumulator_of(type))));
+    arena.add<std::byte>(size * static_cast<std::int64_t>(dtype_bytes(accumulator_type(type))));
   }
   return static_cast<std::int64_t>(arena.size_bytes());
 }
@@ -188,8 +184,6 @@ class SuppliedBackward final : public PreparedBackward,
   void run(const BackwardArgs& args, const DeviceWorkspace& workspace,
            void* stream) const override {
     check_call(made_.limits, args, made_.problem);
-    made_.check_input("out", args.out);
-    made_.check_input("dout", args.dout);
     if (args.q.device != kCpuDevice) keep_with_capture(shared_from_this(), stream);
     const Combination added = args.is_accumulating ? Combination::Add : Combination::Write;
     const Combination keys = args.is_writing_keys ? Combination::Write : added;

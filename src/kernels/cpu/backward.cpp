@@ -194,8 +194,7 @@ void attention_backward(const BackwardArgs& args, Isa isa) {
 }
 
 void attention_backward(const BackwardArgs& args, const KeyLists& lists, Isa isa) {
-  Sizes sizes = check_args(args);
-  check_lists(lists, sizes);
+  Sizes sizes = check_args(args, &lists);
   sizes.area = count_lists(lists, sizes.rows_k).pairs / sizes.heads_kv;
   backward(args, &lists, sizes, isa);
 }

@@ -3,9 +3,20 @@
 
 #include <cstdint>
 
-#include "magi/key_lists.hpp"
+#include "kernels/check/check_attention.hpp"
 
 namespace magi::cpu {
+
+/// What the kernels take.
+inline constexpr AttentionLimits kLimits{
+    .types = types_of({DType::Float64, DType::Float32, DType::Float16, DType::BFloat16}),
+    .has_float_outputs = true,
+    .has_sink = true,
+    .has_softcap = true,
+    .has_max_logits = true,
+    .has_dlse = true,
+    .has_any_scale = true,
+    .has_spread_sinks = true};
 
 /// The sizes of a checked call.
 struct Sizes {
@@ -26,12 +37,9 @@ struct Sizes {
   }
 };
 
-/// Throws InvalidArgument naming tensor, value seen and values allowed unless the kernels can run
-/// the call as it stands.
-Sizes check_args(const ForwardArgs& args);
-Sizes check_args(const BackwardArgs& args);
-
-/// The same of lists, whose report is not written here.
-void check_lists(const KeyLists& lists, const Sizes& sizes);
+/// Throws InvalidArgument unless the kernels can run the call as it stands, under `lists` where
+/// they are given in place of slices.
+Sizes check_args(const ForwardArgs& args, const KeyLists* lists = nullptr);
+Sizes check_args(const BackwardArgs& args, const KeyLists* lists = nullptr);
 
 }  // namespace magi::cpu

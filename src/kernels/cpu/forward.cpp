@@ -311,8 +311,7 @@ void attention_forward(const ForwardArgs& args, Isa isa) {
 }
 
 void attention_forward(const ForwardArgs& args, const KeyLists& lists, Isa isa) {
-  Sizes sizes = check_args(args);
-  check_lists(lists, sizes);
+  Sizes sizes = check_args(args, &lists);
   const ListTotals totals = count_lists(lists, sizes.rows_k);
   sizes.area = totals.pairs / sizes.heads_kv;
   if (!lists.report.empty()) {

@@ -116,10 +116,6 @@ void fill_runs(const TensorView& target, Element value) {
 
 bool is_floating(DType dtype) { return dtype != DType::Int32 && dtype != DType::Int64; }
 
-DType accumulator_type(DType dtype) {
-  return dtype == DType::Float64 ? DType::Float64 : DType::Float32;
-}
-
 void copy_elements(const TensorView& source, const TensorView& target) {
   require_same_shape(source, target);
   MAGI_CHECK(source.dtype == target.dtype);

@@ -9,8 +9,6 @@
 namespace magi {
 
 bool is_floating(DType dtype);
-/// The type sums run in: float64 for float64, else float32.
-DType accumulator_type(DType dtype);
 
 /// target = source, same data type.
 void copy_elements(const TensorView& source, const TensorView& target);

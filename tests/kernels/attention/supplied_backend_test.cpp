@@ -243,7 +243,7 @@ TEST_F(SuppliedBackendTest, RefusesByNameWhatTheLimitsExclude) {
   EXPECT_EQ(refusal_of([](ForwardArgs& args) { args.params.softcap = 2.0; }),
             "softcap is 2; allowed: 0 (off) with this backend");
   EXPECT_EQ(refusal_of([](ForwardArgs& args) { args.params.softmax_scale = -1.0; }),
-            "softmax_scale is -1; allowed: 0 (the default) or 1e-30 to 1e30");
+            "softmax_scale is -1; allowed: 0 (the default) or 1e-30 to 1e+30");
   EXPECT_EQ(refusal_of([](ForwardArgs& args) { args.k.stride[2] = 2; }),
             "k.stride[2] is 2; allowed: 1");
   EXPECT_EQ(refusal_of([](ForwardArgs& args) { args.k.shape[1] = args.v.shape[1] = 3; }),

@@ -49,66 +49,6 @@ class BackwardRefusalTest : public GpuTest {
   DeviceBuffer buffer_;
 };
 
-TEST_F(BackwardRefusalTest, NamesTheStrideOfEveryTensor) {
-  for (const auto& [name, tensor] : {std::pair{"q", &BackwardArgs::q},
-                                     {"k", &BackwardArgs::k},
-                                     {"v", &BackwardArgs::v},
-                                     {"out", &BackwardArgs::out},
-                                     {"dout", &BackwardArgs::dout},
-                                     {"dq", &BackwardArgs::dq},
-                                     {"dk", &BackwardArgs::dk},
-                                     {"dv", &BackwardArgs::dv}}) {
-    BackwardArgs args = args_;
-    (args.*tensor).stride[0] += 1;
-    expect_refusal(args, std::string(name) + ".stride[0] is ");
-    args = args_;
-    (args.*tensor).stride[2] = 2;
-    expect_refusal(args, std::string(name) + ".stride[2] is 2");
-    args = args_;
-    (args.*tensor).device = 3;
-    expect_refusal(args, std::string(name) + ".device is 3");
-    args = args_;
-    (args.*tensor).data = nullptr;
-    expect_refusal(args, std::string(name) + ".data is null");
-  }
-}
-
-TEST_F(BackwardRefusalTest, NamesTheTensorOfAnotherTypeOrShape) {
-  BackwardArgs args = args_;
-  args.dv.dtype = DType::Float16;
-  expect_refusal(args, "dv.dtype is float16");
-  args = args_;
-  args.out.dtype = DType::Float16;
-  expect_refusal(args, "out.dtype is float16");
-  args = args_;
-  args.dk.shape[1] = 4;
-  expect_refusal(args, "dk is of rank 3, [64, 4, 128]");
-  args = args_;
-  args.lse.dtype = DType::BFloat16;
-  expect_refusal(args, "lse.dtype is bfloat16");
-  args = args_;
-  args.dlse = args.lse;
-  args.dlse.shape[1] = 2;
-  expect_refusal(args, "dlse.shape is 64");
-}
-
-TEST_F(BackwardRefusalTest, AddsOnlyToFloat32) {
-  BackwardArgs args = args_;
-  args.is_accumulating = true;
-  expect_refusal(args, "dq.dtype is bfloat16");
-}
-
-TEST_F(BackwardRefusalTest, WantsASinkWithItsGradient) {
-  BackwardArgs args = args_;
-  args.sink = {buffer_.data(), DType::Float32, 0, 2, {2, 4}, {4, 1}};
-  expect_refusal(args, "dsink is missing");
-  args.dsink = args.sink;
-  args.dsink.shape[0] = 1;
-  expect_refusal(args, "dsink's number of sinks is 1");
-  args.sink = {};
-  expect_refusal(args, "sink is missing");
-}
-
 TEST_F(BackwardRefusalTest, RefusesAListForOtherShapesOrTypes) {
   BackwardArgs args = args_;
   args.k.shape[0] = args.v.shape[0] = args.dk.shape[0] = args.dv.shape[0] = 32;

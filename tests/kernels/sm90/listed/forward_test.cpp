@@ -157,13 +157,13 @@ TEST_F(ListedRefusalTest, NamesWhatIsNotTaken) {
   args.lse = lse.view(2);
   KeyLists lists = indices.view();
   lists.indices.shape[0] = 3;
-  EXPECT_EQ(refusal(args, lists), "indices.shape[0] is 3; allowed: 4");
+  EXPECT_EQ(refusal(args, lists), "indices.shape is [3, 1, 200]; allowed: [4, 1, 200]");
   lists = indices.view();
   lists.indices.dtype = DType::Int64;
   EXPECT_EQ(refusal(args, lists), "indices.dtype is int64; allowed: int32");
   lists = indices.view();
   lists.indices.device = kCpuDevice;
-  EXPECT_EQ(refusal(args, lists), "indices.device is -1; allowed: that of q, 0");
+  EXPECT_EQ(refusal(args, lists), "indices.device is -1; allowed: 0 (that of the call)");
   lists = indices.view();
   lists.block_keys = 0;
   EXPECT_EQ(refusal(args, lists), "block_keys is 0; allowed: 1 to 1073741823");

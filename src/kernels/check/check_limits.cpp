@@ -1,39 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "kernels/check/check_limits.hpp"
+
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "base/check.hpp"
-#include "kernels/attention/backend.hpp"
 
 namespace magi {
 namespace {
 
-// Kernels compute in float32, in units of log2(e), and multiply scores by the quotient.
-constexpr double kLeastScale = 1e-30;
-constexpr double kMostScale = 1e30;
-constexpr double kMostQuotient = 1e36;
+/// Magnitudes of scale, softcap and their quotient, with which scores are multiplied.
+struct Extremes {
+  double least, most;
+  const char* text;
+};
+constexpr Extremes kFloat32Extremes{1e-30, 1e30, "1e-30 to 1e+30"};
+constexpr Extremes kFloat64Extremes{std::numeric_limits<double>::min(),
+                                    std::numeric_limits<double>::max(), "2.3e-308 to 1.7e+308"};
 
-bool is_scale(double value) {
-  return value == 0.0 || (value >= kLeastScale && value <= kMostScale);
-}
-
-void check_float_scales(const AttentionParams& params) {
+/// NaN fails the comparisons.
+void check_scales(const AttentionLimits& limits, const AttentionParams& params, DType sums) {
+  const Extremes& extremes = sums == DType::Float64 ? kFloat64Extremes : kFloat32Extremes;
+  const std::string range = extremes.text;
+  const auto is_within = [&](double value) {
+    return value >= extremes.least && value <= extremes.most;
+  };
   const double scale = params.softmax_scale, softcap = params.softcap;
-  if (!is_scale(scale)) throw invalid("softmax_scale", scale, "0 (the default) or 1e-30 to 1e30");
-  if (!is_scale(softcap)) throw invalid("softcap", softcap, "0 (off) or 1e-30 to 1e30");
-  if (scale == 0.0 || softcap == 0.0) return;
-  const double quotient = scale / softcap;
-  if (quotient >= 1.0 / kMostQuotient && quotient <= kMostQuotient) return;
-  throw invalid("softmax_scale / softcap", quotient, "1e-36 to 1e36");
-}
-
-void check_any_scales(const AttentionParams& params) {
-  if (!std::isfinite(params.softmax_scale)) {
-    throw invalid("softmax_scale", params.softmax_scale, "a finite number");
+  const double magnitude = limits.has_any_scale ? std::abs(scale) : scale;
+  if (scale != 0.0 && !is_within(magnitude)) {
+    throw invalid(
+        "softmax_scale", scale,
+        "0 (the default) or " + (limits.has_any_scale ? "a magnitude of " + range : range));
   }
-  if (!std::isfinite(params.softcap) || params.softcap < 0.0) {
-    throw invalid("softcap", params.softcap, "0 (off) or a positive finite number");
-  }
+  if (softcap != 0.0 && !is_within(softcap))
+    throw invalid("softcap", softcap, "0 (off) or " + range);
+  if (scale == 0.0 || softcap == 0.0 || is_within(magnitude / softcap)) return;
+  throw invalid("softmax_scale / softcap", magnitude / softcap, range);
 }
 
 std::string text_of(const HeadDims& dims) {
@@ -54,8 +57,6 @@ std::int64_t stride_bytes(const TensorView& tensor, std::size_t axis) {
 
 }  // namespace
 
-AttentionLimits attention_limits(std::int32_t device) { return find_backend("", device)->limits(); }
-
 void check_type(const AttentionLimits& limits, const char* name, DType type) {
   if (limits.takes(type)) return;
   std::string allowed;
@@ -72,13 +73,9 @@ void check_head_dim(const HeadDims& dims, const std::string& name, std::int64_t 
   throw invalid(name, dim, where + text_of(dims));
 }
 
-void check_options(const AttentionLimits& limits, const AttentionParams& params,
+void check_options(const AttentionLimits& limits, const AttentionParams& params, DType sums,
                    const AttentionFeatures& features) {
-  if (limits.has_any_scale) {
-    check_any_scales(params);
-  } else {
-    check_float_scales(params);
-  }
+  check_scales(limits, params, sums);
   if (params.softcap > 0.0 && !limits.has_softcap) {
     throw invalid("softcap", params.softcap, "0 (off) with this backend");
   }
@@ -88,21 +85,19 @@ void check_options(const AttentionLimits& limits, const AttentionParams& params,
 }
 
 void check_layout(const AttentionLimits& limits, const char* name, const TensorView& tensor) {
-  const std::string prefix(name);
-  if (tensor.shape[2] > 1 && tensor.stride[2] != 1) {
-    throw invalid(prefix + ".stride[2]", tensor.stride[2], "1");
-  }
   const std::int64_t unit = limits.stride_bytes;
   for (std::size_t axis = 0; axis < 2; ++axis) {
     const std::int64_t bytes = stride_bytes(tensor, axis);
     if (bytes < 0 || bytes % unit != 0 || bytes >= (std::int64_t{1} << 40)) {
-      throw invalid(prefix + ".stride[" + std::to_string(axis) + "]", tensor.stride[axis],
+      throw invalid(std::string(name) + ".stride[" + std::to_string(axis) + "]",
+                    tensor.stride[axis],
                     "multiples of " + std::to_string(unit) + " bytes from 0 to below 2^40 bytes");
     }
   }
   const auto misfit =
       reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(unit);
-  if (misfit != 0) throw invalid(prefix + ".data mod " + std::to_string(unit), misfit, "0");
+  if (misfit == 0) return;
+  throw invalid(std::string(name) + ".data mod " + std::to_string(unit), misfit, "0");
 }
 
 }  // namespace magi

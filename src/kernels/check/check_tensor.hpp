@@ -22,10 +22,21 @@ struct TensorRule {
 void check_tensor(const TensorView& tensor, const TensorRule& rule,
                   std::int32_t device = kCpuDevice);
 
-/// Rank 1 to 4, no negative extent, on `device`, with data unless it has no elements.
+/// Throws InvalidArgument unless `tensor` has rank 1 to 4, no negative extent and, unless it has no
+/// elements, data on `device`.
 void check_tensor_on(std::int32_t device, const char* name, const TensorView& tensor);
+
+/// The parts of check_tensor that need no data.
+void check_rank(const char* name, const TensorView& tensor, std::int32_t rank);
+void check_shape(const char* name, const TensorView& tensor, std::span<const std::int64_t> shape);
+void check_dtype(const char* name, const TensorView& tensor, std::span<const DType> allowed);
 
 /// "[8, 2, 64]"
 std::string shape_text(std::span<const std::int64_t> shape);
+
+/// The type of lse, of sinks and of sums for inputs of type `type`.
+inline DType accumulator_type(DType type) {
+  return type == DType::Float64 ? DType::Float64 : DType::Float32;
+}
 
 }  // namespace magi

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/tensors/check_tensor.hpp"
+#include "kernels/check/check_tensor.hpp"
 
 #include <algorithm>
 
@@ -10,16 +10,6 @@ namespace {
 
 std::span<const std::int64_t> shape_of(const TensorView& tensor) {
   return std::span(tensor.shape).first(static_cast<std::size_t>(tensor.rank));
-}
-
-void check_dtype(const TensorView& tensor, const TensorRule& rule) {
-  if (std::find(rule.dtypes.begin(), rule.dtypes.end(), tensor.dtype) != rule.dtypes.end()) return;
-  std::string allowed;
-  for (const DType dtype : rule.dtypes) {
-    if (!allowed.empty()) allowed += ", ";
-    allowed += dtype_name(dtype);
-  }
-  throw invalid(std::string(rule.name) + ".dtype", dtype_name(tensor.dtype), allowed);
 }
 
 }  // namespace
@@ -33,6 +23,26 @@ std::string shape_text(std::span<const std::int64_t> shape) {
   return text + "]";
 }
 
+void check_rank(const char* name, const TensorView& tensor, std::int32_t rank) {
+  if (tensor.rank == rank) return;
+  throw invalid(std::string(name) + ".rank", tensor.rank, std::to_string(rank));
+}
+
+void check_shape(const char* name, const TensorView& tensor, std::span<const std::int64_t> shape) {
+  if (std::ranges::equal(shape_of(tensor), shape)) return;
+  throw invalid(std::string(name) + ".shape", shape_text(shape_of(tensor)), shape_text(shape));
+}
+
+void check_dtype(const char* name, const TensorView& tensor, std::span<const DType> allowed) {
+  if (std::ranges::find(allowed, tensor.dtype) != allowed.end()) return;
+  std::string text;
+  for (std::size_t i = 0; i < allowed.size(); ++i) {
+    if (i > 0 && allowed[i] == allowed[0]) continue;
+    text += (text.empty() ? "" : ", ") + std::string(dtype_name(allowed[i]));
+  }
+  throw invalid(std::string(name) + ".dtype", dtype_name(tensor.dtype), text);
+}
+
 void check_tensor_on(std::int32_t device, const char* name, const TensorView& tensor) {
   const std::string argument = name;
   if (tensor.rank < 1 || tensor.rank > kMaxTensorRank) {
@@ -44,9 +54,9 @@ void check_tensor_on(std::int32_t device, const char* name, const TensorView& te
     }
   }
   if (tensor.device != device) {
-    throw invalid(argument + ".device", tensor.device,
-                  device == kCpuDevice ? "-1 (host memory)"
-                                       : std::to_string(device) + " (that of the first tensor)");
+    throw invalid(
+        argument + ".device", tensor.device,
+        device == kCpuDevice ? "-1 (host memory)" : std::to_string(device) + " (that of the call)");
   }
   if (tensor.data == nullptr && tensor.num_elements() > 0) {
     throw invalid(argument + ".data", "null", "the address of its elements");
@@ -55,16 +65,13 @@ void check_tensor_on(std::int32_t device, const char* name, const TensorView& te
 
 void check_tensor(const TensorView& tensor, const TensorRule& rule, std::int32_t device) {
   check_tensor_on(device, rule.name, tensor);
-  const std::span<const std::int64_t> expected(rule.shape.begin(), rule.shape.size());
-  if (!std::ranges::equal(shape_of(tensor), expected)) {
-    throw invalid(std::string(rule.name) + ".shape", shape_text(shape_of(tensor)),
-                  shape_text(expected));
-  }
-  check_dtype(tensor, rule);
+  check_shape(rule.name, tensor, {rule.shape.begin(), rule.shape.size()});
+  check_dtype(rule.name, tensor, {rule.dtypes.begin(), rule.dtypes.size()});
   if (!rule.is_last_axis_contiguous) return;
   const auto last = static_cast<std::size_t>(tensor.rank - 1);
   if (tensor.shape[last] > 1 && tensor.stride[last] != 1) {
-    throw invalid(std::string(rule.name) + ".stride of the last axis", tensor.stride[last], "1");
+    throw invalid(std::string(rule.name) + ".stride[" + std::to_string(last) + "]",
+                  tensor.stride[last], "1");
   }
 }
 
