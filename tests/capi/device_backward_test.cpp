@@ -77,7 +77,7 @@ TEST_F(CapiBackwardTest, EqualsTheCppCallOnFirstAndLaterCalls) {
   const BackwardInputs inputs(test);
   BackwardOutputs expected(test);
   BackwardArgs args = inputs.args(test);
-  expected.put_into(test, args);
+  expected.put_into(args);
   const BackwardWork work(args);
   const GuardedWorkspace workspace(work.workspace_bytes());
   attention_backward_cuda(args, work, workspace.view(), nullptr);
@@ -87,7 +87,7 @@ TEST_F(CapiBackwardTest, EqualsTheCppCallOnFirstAndLaterCalls) {
   const Stream stream;
   for (const std::int32_t sm_margin : {0, 0, 100}) {
     BackwardOutputs seen(test);
-    seen.put_into(test, args);
+    seen.put_into(args);
     AbiCall abi(args);
     abi.inputs.sm_margin = sm_margin;
     cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -110,7 +110,7 @@ TEST_F(CapiBackwardTest, WorksInMemoryOfTheCaller) {
   BackwardArgs args = inputs.args(test);
   const auto mask = mask_from(test.mask);
   const auto run = [&](BackwardOutputs& outputs, const magi_workspace* workspace) {
-    outputs.put_into(test, args);
+    outputs.put_into(args);
     AbiCall abi(args);
     abi.gradients.workspace = workspace;
     const magi_status status =
@@ -146,7 +146,7 @@ TEST_F(CapiBackwardTest, APlanOfOneRankGivesTheBitsOfTheCallWithoutPlanInBothMod
   const OneRank rank(test);
   const Stream stream;
   const auto run = [&](bool is_planned, std::int32_t is_fast, BackwardOutputs& outputs) {
-    outputs.put_into(test, args);
+    outputs.put_into(args);
     AbiCall abi(args);
     abi.inputs.is_fast_backward = is_fast;
     cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");

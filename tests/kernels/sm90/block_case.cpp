@@ -4,11 +4,8 @@
 namespace magi::test {
 
 std::ostream& operator<<(std::ostream& stream, const BlockCase& test) {
-  return stream << dtype_name(test.type) << ", " << test.rows_q << " x " << test.rows_k
-                << " rows, heads " << test.heads_q << ":" << test.heads_kv << ", dims "
-                << test.dim_qk << "/" << test.dim_v << ", layout " << static_cast<int>(test.layout)
-                << ", float out " << test.has_float_out << ", sinks " << test.num_sinks
-                << ", blocks " << test.q_block << " x " << test.k_block << ", heads of the mask "
+  return stream << test.shape() << ", float out " << test.has_float_out << ", blocks "
+                << test.q_block << " x " << test.k_block << ", heads of the mask "
                 << test.mask_heads << ", causal " << test.is_causal << ", " << test.percent
                 << " %, up to " << test.most_times << " times, packed " << test.packed_heads
                 << ", seed " << test.seed;
@@ -40,17 +37,8 @@ BlockCase random_block_case(std::uint64_t seed) {
 }
 
 BlockCaseData::BlockCaseData(const BlockCase& test)
-    : q(test.type, test.rows_q, test.heads_q, test.dim_qk, test.layout),
-      k(test.type, test.rows_k, test.heads_kv, test.dim_qk, test.layout),
-      v(test.type, test.rows_k, test.heads_kv, test.dim_v, test.layout) {
-  RandomStream random(test.seed + 1000);
-  fill_random(q, random, 1.0);
-  fill_random(k, random, 1.0);
-  fill_random(v, random, 1.0);
-  if (test.num_sinks > 0) {
-    sink.emplace(DType::Float32, 1, test.num_sinks, test.heads_q);
-    fill_random(*sink, random, 2.0);
-  }
+    : GuardedInputs(test.shape(), test.seed + 1000, 1.0) {
+  RandomStream random(test.seed + 3000);
   const std::int64_t count = std::int64_t{test.mask_heads} * test.num_q() * test.num_k();
   for (std::int64_t i = 0; i < count; ++i) {
     const bool is_seen = random.chance(test.percent);
@@ -66,37 +54,6 @@ BlockMask mask_of(const BlockCase& test, const BlockCaseData& data) {
           .k_block = test.k_block,
           .is_causal = test.is_causal,
           .max_blocks = test.most_times == 1 ? 0 : test.most_times * std::ssize(data.visible)};
-}
-
-std::vector<double> heads_of(const GuardedTensor& tensor, std::int64_t begin, std::int64_t count) {
-  std::vector<double> values;
-  for (std::int64_t row = 0; row < tensor.rows(); ++row) {
-    for (std::int64_t head = begin; head < begin + count; ++head) {
-      for (std::int64_t d = 0; d < tensor.dim(); ++d) values.push_back(tensor.get(row, head, d));
-    }
-  }
-  return values;
-}
-
-reference::DenseInput dense_of(const BlockCase& test, const BlockCaseData& data,
-                               std::int32_t kv_head) {
-  const std::int32_t heads = test.heads_q / test.heads_kv;
-  reference::DenseInput in{.rows_q = test.rows_q,
-                           .rows_k = test.rows_k,
-                           .heads_q = heads,
-                           .heads_kv = 1,
-                           .dim_qk = test.dim_qk,
-                           .dim_v = test.dim_v,
-                           .q = heads_of(data.q, kv_head * heads, heads),
-                           .k = heads_of(data.k, kv_head, 1),
-                           .v = heads_of(data.v, kv_head, 1),
-                           .num_sinks = test.num_sinks};
-  for (std::int32_t s = 0; s < test.num_sinks; ++s) {
-    for (std::int32_t h = 0; h < heads; ++h) {
-      in.sink.push_back(data.sink->get(0, s, kv_head * heads + h));
-    }
-  }
-  return in;
 }
 
 std::vector<std::uint16_t> counts_of(const BlockCase& test, const BlockCaseData& data,

@@ -2,14 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <ostream>
 #include <vector>
 
 #include "cuda/memory.hpp"
+#include "kernels/sm90/guarded_call.hpp"
 #include "magi/block_mask.hpp"
-#include "reference/dense_attention.hpp"
-#include "support/gpu/random_tensors.hpp"
 
 // Calls under masks of blocks, for the tests of both directions.
 namespace magi::test {
@@ -37,6 +35,9 @@ struct BlockCase {
 
   std::int32_t num_q() const { return (rows_q + q_block - 1) / q_block; }
   std::int32_t num_k() const { return (rows_k + k_block - 1) / k_block; }
+  CallShape shape() const {
+    return {type, rows_q, rows_k, heads_q, heads_kv, dim_qk, dim_v, layout, num_sinks};
+  }
 };
 
 std::ostream& operator<<(std::ostream& stream, const BlockCase& test);
@@ -45,24 +46,15 @@ std::ostream& operator<<(std::ostream& stream, const BlockCase& test);
 BlockCase random_block_case(std::uint64_t seed);
 
 /// Inputs on host and device.
-struct BlockCaseData {
+struct BlockCaseData : GuardedInputs {
   explicit BlockCaseData(const BlockCase& test);
 
-  GuardedTensor q, k, v;
-  std::optional<GuardedTensor> sink;
   std::vector<std::uint8_t> visible;  ///< [mask_heads, q blocks, k blocks]
   DeviceBuffer on_device;             ///< of visible
 };
 
 /// With room for what is visible.
 BlockMask mask_of(const BlockCase& test, const BlockCaseData& data);
-
-/// Of [rows, heads, dim] heads [begin, begin + count), row-major.
-std::vector<double> heads_of(const GuardedTensor& tensor, std::int64_t begin, std::int64_t count);
-
-/// The problem of one kv head and its query heads.
-reference::DenseInput dense_of(const BlockCase& test, const BlockCaseData& data,
-                               std::int32_t kv_head);
 
 /// How often each row sees each key in a kv head, by the definition: [rows_q, rows_k].
 std::vector<std::uint16_t> counts_of(const BlockCase& test, const BlockCaseData& data,

@@ -70,7 +70,7 @@ class ArrivalCall {
 
   BackwardArgs args_of(const BackwardOutputs& outputs) const {
     BackwardArgs args = inputs_.args(test_);
-    outputs.put_into(test_, args);
+    outputs.put_into(args);
     return args;
   }
   static void download_sync(BackwardOutputs& outputs) {
@@ -403,7 +403,7 @@ TEST_F(BackwardArrivalRefusalTest, SaysWhichPlaceIsWrong) {
   adding.is_accumulating = true;
   const BackwardOutputs sums(adding);
   BackwardArgs with = args;
-  sums.put_into(adding, with);
+  sums.put_into(with);
   with.is_accumulating = true;
   refuses(with, [](auto&) {});
 }

@@ -53,7 +53,7 @@ class DeviceCall {
         args_(inputs.args(test)),
         tuning_{.record_capacity = capacity},
         workspace_(backward_workspace_bytes(args_, num_slices, tuning_)) {
-    outputs_.put_into(test, args_);
+    outputs_.put_into(args_);
     args_.slices = {};
     cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }

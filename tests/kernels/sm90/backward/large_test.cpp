@@ -94,7 +94,7 @@ TEST_P(BackwardLargeTest, BeyondTwoToThe31Elements) {
   const BackwardInputs inputs(test);
   BackwardOutputs expected(test);
   BackwardArgs args = inputs.args(test);
-  expected.put_into(test, args);
+  expected.put_into(args);
   {
     const BackwardWork work(args, test.tuning);
     const GuardedWorkspace workspace(work.workspace_bytes());

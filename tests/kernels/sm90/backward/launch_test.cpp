@@ -60,7 +60,7 @@ struct Call {
  private:
   BackwardArgs with_outputs(const BackwardCase& test, const BackwardInputs& inputs) const {
     BackwardArgs filled = inputs.args(test);
-    outputs.put_into(test, filled);
+    outputs.put_into(filled);
     return filled;
   }
 };

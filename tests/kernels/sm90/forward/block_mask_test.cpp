@@ -8,7 +8,6 @@
 
 #include "kernels/sm90/block_case.hpp"
 #include "magi/error.hpp"
-#include "reference/error_rule.hpp"
 #include "support/gpu/gpu_test.hpp"
 
 namespace magi::test {
@@ -16,29 +15,14 @@ namespace {
 
 using BlockMaskTest = GpuTest;
 
-struct Outputs {
-  explicit Outputs(const BlockCase& test)
-      : out(test.has_float_out ? DType::Float32 : test.type, test.rows_q, test.heads_q, test.dim_v,
-            test.layout),
-        lse(DType::Float32, test.rows_q, test.heads_q, 1, test.layout) {
-    out.upload_sync();
-    lse.upload_sync();
-  }
-  void download_sync() {
-    out.download_sync();
-    lse.download_sync();
-  }
-  GuardedTensor out, lse;
-};
+GuardedOutputs outputs_of(const BlockCase& test) {
+  return {test.shape(), test.has_float_out ? DType::Float32 : test.type};
+}
 
-ForwardArgs args_of(const BlockCaseData& data, const Outputs& outputs) {
+ForwardArgs args_of(const BlockCaseData& data, const GuardedOutputs& outputs) {
   ForwardArgs args;
-  args.q = data.q.view();
-  args.k = data.k.view();
-  args.v = data.v.view();
-  args.out = outputs.out.view();
-  args.lse = outputs.lse.view(2);
-  if (data.sink) args.sink = sink_view(*data.sink, SinkLayout::SinkHead);
+  data.put_into(args);
+  outputs.put_into(args, false);
   return args;
 }
 
@@ -52,43 +36,27 @@ void run(const BlockCase& test, const ForwardArgs& args, const BlockMask& mask) 
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
-/// Compares the query heads of one kv head with float64.
-void check_head(const BlockCase& test, const BlockCaseData& data, const Outputs& outputs,
-                std::int32_t kv_head) {
-  const std::int32_t heads = test.heads_q / test.heads_kv;
-  reference::DenseInput in = dense_of(test, data, kv_head);
-  const std::vector<std::uint16_t> matrix = counts_of(test, data, kv_head);
-  const auto counts = reference::counts_of(matrix, test.rows_k);
-  const reference::DenseOutput truth = dense_forward(in, counts);
-  in.rounding = reference::rounding_of(test.type);
-  in.is_rounding_scores = true;
-  const reference::DenseOutput plain = dense_forward(in, counts);
-  const std::vector<double> out = heads_of(outputs.out, kv_head * heads, heads);
-  const std::vector<double> lse = heads_of(outputs.lse, kv_head * heads, heads);
-  const reference::Decision of_out = reference::judge_rounded(out, truth.out, plain.out, test.type);
-  ASSERT_TRUE(of_out.holds()) << "out of kv head " << kv_head << ": " << of_out.text();
-  const reference::Decision of_lse = reference::judge_approximate(lse, truth.lse);
-  ASSERT_TRUE(of_lse.holds()) << "lse of kv head " << kv_head << ": " << of_lse.text();
+/// Compares with float64.
+void check_heads(const BlockCase& test, const BlockCaseData& data, const GuardedOutputs& outputs) {
+  for (std::int32_t head = 0; head < test.heads_kv; ++head) {
+    const std::vector<std::uint16_t> matrix = counts_of(test, data, head);
+    outputs.check_head(data.dense(head), reference::counts_of(matrix, test.rows_k), head, false);
+  }
 }
 
 void check_case(const BlockCase& test) {
   SCOPED_TRACE(::testing::Message() << test);
   const BlockCaseData data(test);
-  Outputs outputs(test);
+  GuardedOutputs outputs = outputs_of(test);
   const ForwardArgs args = args_of(data, outputs);
   ASSERT_EQ(block_mask_refusal(args, mask_of(test, data)), "");
   run(test, args, mask_of(test, data));
   outputs.download_sync();
-  ASSERT_TRUE(outputs.out.has_whole_guards());
-  ASSERT_TRUE(outputs.lse.has_whole_guards());
-  for (std::int32_t head = 0; head < test.heads_kv; ++head) {
-    ASSERT_NO_FATAL_FAILURE(check_head(test, data, outputs, head));
-  }
-  Outputs again(test);
+  check_heads(test, data, outputs);
+  GuardedOutputs again = outputs_of(test);
   run(test, args_of(data, again), mask_of(test, data));
   again.download_sync();
-  expect_same_bits(outputs.out, again.out);
-  expect_same_bits(outputs.lse, again.lse);
+  expect_same_outputs(outputs, again);
 }
 
 TEST_F(BlockMaskTest, AgreesWithFloat64) {
@@ -131,7 +99,7 @@ TEST_F(BlockMaskTest, DoesNotReadWhatNobodySees) {
     }
     data.k.upload_sync();
     data.v.upload_sync();
-    Outputs outputs(test);
+    GuardedOutputs outputs = outputs_of(test);
     run(test, args_of(data, outputs), mask_of(test, data));
     outputs.download_sync();
     for (const double value : values_of(outputs.out)) ASSERT_TRUE(std::isfinite(value));
@@ -146,7 +114,7 @@ TEST_F(BlockMaskTest, TooLittleRoomGivesNan) {
   const std::int64_t num_blocks = std::count(data.visible.begin(), data.visible.end(), 1);
   const std::int64_t half = num_blocks / 2;
   const auto word_of = [&](const BlockMask& mask, bool is_short) {
-    Outputs outputs(test);
+    GuardedOutputs outputs = outputs_of(test);
     run(test, args_of(data, outputs), mask);
     outputs.download_sync();
     for (const GuardedTensor* result : {&outputs.out, &outputs.lse}) {
@@ -169,7 +137,7 @@ TEST_F(BlockMaskTest, TooLittleRoomGivesNan) {
 TEST_F(BlockMaskTest, TheErrorWordIsWrittenWithoutRowsToo) {
   const BlockCase test{.rows_q = 0};
   const BlockCaseData data(test);
-  Outputs outputs(test);
+  GuardedOutputs outputs = outputs_of(test);
   const DeviceBuffer word(2 * sizeof(std::int64_t));
   word.fill(0x55, nullptr);
   BlockMask mask = mask_of(test, data);
@@ -181,7 +149,7 @@ TEST_F(BlockMaskTest, TheErrorWordIsWrittenWithoutRowsToo) {
 TEST_F(BlockMaskTest, ReplaysAGraphWithAnotherMask) {
   const BlockCase test{.rows_q = 500, .rows_k = 800, .is_causal = true};
   const BlockCaseData data(test);
-  Outputs outputs(test);
+  GuardedOutputs outputs = outputs_of(test);
   const ForwardArgs args = args_of(data, outputs);
   const BlockMask mask = mask_of(test, data);
   const DeviceBuffer memory(static_cast<std::size_t>(forward_workspace_bytes(args, mask)));
@@ -207,9 +175,7 @@ TEST_F(BlockMaskTest, ReplaysAGraphWithAnotherMask) {
     cuda_check(cudaGraphLaunch(graph_exec, stream), "cudaGraphLaunch");
     cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     outputs.download_sync();
-    for (std::int32_t head = 0; head < test.heads_kv; ++head) {
-      ASSERT_NO_FATAL_FAILURE(check_head(test, expected, outputs, head));
-    }
+    check_heads(test, expected, outputs);
   }
   cuda_check(cudaGraphExecDestroy(graph_exec), "cudaGraphExecDestroy");
   cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
@@ -219,7 +185,7 @@ TEST_F(BlockMaskTest, ReplaysAGraphWithAnotherMask) {
 TEST_F(BlockMaskTest, RefusesWhatTheKernelsDoNotTake) {
   const BlockCase test;
   const BlockCaseData data(test);
-  const Outputs outputs(test);
+  const GuardedOutputs outputs = outputs_of(test);
   const ForwardArgs args = args_of(data, outputs);
   const BlockMask good = mask_of(test, data);
   BlockMask mask = good;

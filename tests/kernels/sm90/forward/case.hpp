@@ -1,33 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
 #include <ostream>
-#include <vector>
 
-#include "magi/attention_cuda.hpp"
-#include "mask/random_mask.hpp"
-#include "support/gpu/guarded_tensor.hpp"
+#include "kernels/sm90/guarded_call.hpp"
 
 namespace magi::test {
 
-/// One call of the forward, or two that merge, against float64.
-struct ForwardCase {
-  Mask mask;
-  DType type = DType::BFloat16;
-  std::int32_t heads_q = 2;
-  std::int32_t heads_kv = 1;
-  std::int32_t dim_qk = 128;
-  std::int32_t dim_v = 128;
-  Layout layout = Layout::Contiguous;
-  bool has_float_out = false;
+/// One call of the forward, or two that merge.
+struct ForwardCase : AttentionCase {
   bool is_merging = false;  ///< the first half of the slices in one call, the rest in a second
   bool has_max_logits = false;
-  std::int32_t num_sinks = 0;
-  AttentionParams params;
-  ForwardTuning tuning;
-  double magnitude = 1.0;  ///< standard deviation of the inputs, roughly
-  std::uint64_t seed = 1;
+  ForwardTuning tuning = {};
+
+  DType out_type() const { return has_float_out || is_merging ? DType::Float32 : type; }
 };
 
 std::ostream& operator<<(std::ostream& stream, const ForwardCase& test);

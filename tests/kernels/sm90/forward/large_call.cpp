@@ -4,10 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/half.hpp"
-#include "reference/dense_attention.hpp"
+#include "kernels/sm90/guarded_call.hpp"
 #include "support/gpu/device_tools.hpp"
 
 namespace magi::test {
@@ -16,7 +15,6 @@ namespace {
 constexpr std::uint64_t kSeedQ = 1;
 constexpr std::uint64_t kSeedK = 2;
 constexpr std::uint64_t kSeedV = 3;
-constexpr double kLseTolerance = 2e-4;  ///< relative to max(1, |lse|)
 
 DeviceBuffer hashed(std::int64_t count, std::uint64_t seed) {
   DeviceBuffer buffer(static_cast<std::size_t>(count) * 2);
@@ -121,23 +119,12 @@ void LargeCall::check_row(std::span<const BandSlice> slices, std::int64_t row,
   const auto out = to_host_sync<std::uint16_t>(
       static_cast<const std::uint16_t*>(out_.data()) + index * shape_.dim, dim);
   const float lse = to_host_sync<float>(static_cast<const float*>(lse_.data()) + index, 1).front();
-  double largest = 0.0;
-  double plain_error = 0.0;
-  for (std::size_t d = 0; d < dim; ++d) {
-    largest = std::max(largest, std::abs(expected.out[d]));
-    plain_error = std::max(plain_error, std::abs(plain.out[d] - expected.out[d]));
+  std::vector<double> values;
+  for (const std::uint16_t bits : out) {
+    values.push_back(static_cast<double>(bfloat16_to_float(bits)));
   }
-  const double ulp = largest == 0.0 ? 0.0 : std::ldexp(1.0, std::ilogb(largest) - 7);
-  for (std::size_t d = 0; d < dim; ++d) {
-    const auto value = static_cast<double>(bfloat16_to_float(out[d]));
-    ASSERT_LE(std::abs(value - expected.out[d]), 2.0 * plain_error + ulp) << "dim " << d;
-  }
-  if (std::isinf(expected.lse[0])) {
-    ASSERT_EQ(static_cast<double>(lse), expected.lse[0]);
-  } else {
-    ASSERT_LE(std::abs(static_cast<double>(lse) - expected.lse[0]),
-              kLseTolerance * std::max(1.0, std::abs(expected.lse[0])));
-  }
+  expect_out(values, expected.out, plain.out, DType::BFloat16);
+  expect_lse(static_cast<double>(lse), expected.lse[0], "lse", row);
 }
 
 }  // namespace magi::test

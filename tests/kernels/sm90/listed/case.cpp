@@ -9,12 +9,9 @@
 #include <limits>
 
 #include "cuda/check.hpp"
-#include "kernels/sm90/listed/tensors.hpp"
 
 namespace magi::test {
 namespace {
-
-constexpr double kLseTolerance = 2e-4;  ///< relative to max(1, |lse|)
 
 std::int32_t num_blocks(const ListedCase& test) {
   return (test.rows_k + test.block_keys - 1) / test.block_keys;
@@ -35,95 +32,88 @@ std::int32_t random_entry(const ListedCase& test, RandomStream& random) {
   return bad[static_cast<std::size_t>(random.between(0, 3))];
 }
 
-/// Outputs, poisoned with NaN from the start.
-struct Outputs {
-  explicit Outputs(const ListedCase& test)
-      : out(test.has_float_out ? DType::Float32 : test.type, test.rows_q, test.heads_q, test.dim_v,
-            test.layout),
-        lse(DType::Float32, test.rows_q, test.heads_q, 1, test.layout),
-        max_logits(DType::Float32, test.heads_q, 1, 1) {
-    for (auto* tensor : {&out, &lse, &max_logits}) tensor->upload_sync();
-  }
+/// Inputs, of which all rows may have the sinks of the first.
+GuardedInputs inputs_of(const ListedCase& test) {
+  GuardedInputs inputs(test.shape(), test.seed, test.magnitude);
+  if (!test.repeats_sinks) return inputs;
+  std::vector<double> sinks;
+  const std::vector<double> first = values_of(*inputs.sink);
+  const auto row = static_cast<std::size_t>(test.num_sinks * test.heads_q);
+  for (std::size_t i = 0; i < first.size(); ++i) sinks.push_back(first[i % row]);
+  set_heads(*inputs.sink, 0, test.num_sinks, sinks);
+  inputs.sink->upload_sync();
+  return inputs;
+}
 
-  GuardedTensor out, lse, max_logits;
-};
-
-void run_sync(const ListedCase& test, const ListedTensors& tensors, const ListedIndices& lists,
-              Outputs& outputs) {
+ForwardArgs args_of(const ListedCase& test, const GuardedInputs& inputs,
+                    const GuardedOutputs& outputs) {
   ForwardArgs args;
-  args.q = tensors.q.view();
-  args.k = tensors.k.view();
-  args.v = tensors.v.view();
-  args.out = outputs.out.view();
-  args.lse = outputs.lse.view(2);
-  if (test.has_max_logits) args.max_logits = outputs.max_logits.view(1);
-  if (tensors.sink) args.sink = sink_view(*tensors.sink, test.params.sink_layout);
-  args.params = test.params;
-  attention_forward_cuda(args, lists.view(), test.sm_margin, nullptr);
+  inputs.put_into(args);
+  outputs.put_into(args, test.has_max_logits);
+  if (test.repeats_sinks) args.sink.stride[0] = 0;
+  return args;
+}
+
+void run_sync(const ListedCase& test, const GuardedInputs& inputs, const ListedIndices& lists,
+              GuardedOutputs& outputs) {
+  attention_forward_cuda(args_of(test, inputs, outputs), lists.view(), test.sm_margin, nullptr);
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  for (auto* tensor : {&outputs.out, &outputs.lse, &outputs.max_logits}) tensor->download_sync();
+  outputs.download_sync();
 }
 
-double unit_in_last_place(double value, DType type) {
-  if (value == 0.0) return 0.0;
-  return std::ldexp(1.0, std::ilogb(value) - (type == DType::BFloat16 ? 7 : 10));
-}
+/// A forward and the backward of its out and lse.
+struct ListedBackward {
+  explicit ListedBackward(const ListedCase& of)
+      : test(of),
+        outputs(of.shape(), of.type),
+        dout(of.type, of.rows_q, of.heads_q, of.dim_v, of.layout),
+        dlse(DType::Float32, of.rows_q, of.heads_q, 1, of.layout),
+        gradients(of.shape(), of.written_type()) {
+    RandomStream random(of.seed + 2000);
+    fill_random(dout, random, 1.0);
+    fill_random(dlse, random, 1.0);
+  }
 
-void check_value(double seen, double expected, const char* what, std::size_t place) {
-  if (std::isinf(expected)) {
-    ASSERT_EQ(seen, expected) << what << " " << place;
-  } else {
-    ASSERT_LE(std::abs(seen - expected), kLseTolerance * std::max(1.0, std::abs(expected)))
-        << what << " " << place << " is " << seen << ", expected " << expected;
+  void run_sync(const GuardedInputs& inputs, const ListedIndices& lists) {
+    magi::test::run_sync(test, inputs, lists, outputs);
+    BackwardArgs args;
+    inputs.put_into(args);
+    gradients.put_into(args);
+    args.sink = args_of(test, inputs, outputs).sink;
+    args.out = outputs.out.view();
+    args.lse = outputs.lse.view(2);
+    args.dout = dout.view();
+    if (test.has_dlse) args.dlse = dlse.view(2);
+    attention_backward_cuda(args, lists.view(),
+                            {.sm_margin = test.sm_margin, .is_fast = test.is_fast}, nullptr);
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    gradients.download_sync();
   }
-}
 
-/// By the rule of results in 16 bits: twice what a plain computation is off, and a unit more.
-void check_out(const ListedCase& test, const std::vector<double>& seen,
-               const reference::DenseOutput& truth, const reference::DenseOutput& plain) {
-  double largest = 0.0, plain_error = 0.0;
-  for (std::size_t i = 0; i < truth.out.size(); ++i) {
-    largest = std::max(largest, std::abs(truth.out[i]));
-    plain_error = std::max(plain_error, std::abs(plain.out[i] - truth.out[i]));
+  void check_head(const GuardedInputs& inputs, const ListedIndices& lists,
+                  std::int32_t kv_head) const {
+    const std::int32_t group = test.shape().group(), first = kv_head * group;
+    GradientRule::Given given{.dout = heads_of(dout, first, group)};
+    if (test.has_dlse) given.dlse = heads_of(dlse, first, group);
+    given.stored = heads_of(outputs.out, first, group);
+    const GradientRule rule(inputs.dense(kv_head), lists.counts_of(kv_head), test.type,
+                            std::move(given));
+    rule.check_head(gradients, kv_head);
   }
-  const double bound = 2.0 * plain_error + unit_in_last_place(largest, test.type);
-  for (std::size_t i = 0; i < truth.out.size(); ++i) {
-    ASSERT_LE(std::abs(seen[i] - truth.out[i]), bound)
-        << "out " << i << " is " << seen[i] << ", expected " << truth.out[i];
-  }
-}
 
-void check_head(const ListedCase& test, const ListedTensors& tensors, const ListedIndices& lists,
-                const Outputs& outputs, std::int32_t kv_head) {
-  SCOPED_TRACE("kv head " + std::to_string(kv_head));
-  const std::int32_t group = test.heads_q / test.heads_kv;
-  reference::DenseInput in = input_of(test, tensors, kv_head);
-  const reference::RowCounts counts = lists.counts_of(kv_head);
-  const reference::DenseOutput truth = dense_forward(in, counts);
-  in.rounding = reference::rounding_of(test.type);
-  in.is_rounding_scores = true;
-  check_out(test, heads_of(outputs.out, kv_head * group, group), truth, dense_forward(in, counts));
-  const std::vector<double> lse = heads_of(outputs.lse, kv_head * group, group);
-  for (std::size_t i = 0; i < lse.size(); ++i) check_value(lse[i], truth.lse[i], "lse", i);
-  if (!test.has_max_logits) return;
-  for (std::int32_t i = 0; i < group; ++i) {
-    check_value(outputs.max_logits.get(kv_head * group + i, 0, 0),
-                truth.max_logits[static_cast<std::size_t>(i)], "max_logits of head",
-                static_cast<std::size_t>(i));
-  }
-}
+  ListedCase test;
+  GuardedOutputs outputs;
+  GuardedTensor dout, dlse;
+  GuardedGradients gradients;
+};
 
 }  // namespace
 
 std::ostream& operator<<(std::ostream& stream, const ListedCase& test) {
-  return stream << dtype_name(test.type) << ", " << test.rows_q << " x " << test.rows_k
-                << " rows, heads " << test.heads_q << ":" << test.heads_kv << ", dims "
-                << test.dim_qk << "/" << test.dim_v << ", " << test.entries << " entries of "
-                << test.block_keys << " keys, layout " << static_cast<int>(test.layout)
-                << ", float out " << test.has_float_out << ", max_logits " << test.has_max_logits
-                << ", sinks " << test.num_sinks << (test.repeats_sinks ? " of one row" : "")
-                << ", softcap " << test.params.softcap << ", fast " << test.is_fast << ", seed "
-                << test.seed;
+  return stream << test.shape() << ", " << test.entries << " entries of " << test.block_keys
+                << " keys, float out " << test.has_float_out << ", max_logits "
+                << test.has_max_logits << (test.repeats_sinks ? ", sinks of one row" : "")
+                << ", fast " << test.is_fast << ", seed " << test.seed;
 }
 
 ListedIndices::ListedIndices(const ListedCase& test)
@@ -170,8 +160,16 @@ reference::RowCounts ListedIndices::counts_of(std::int32_t kv_head) const {
   };
 }
 
-bool ListedIndices::is_seen(std::int32_t key) const {
-  return std::ranges::find(values_, key / test_.block_keys) != values_.end();
+void ListedIndices::poison_unseen_keys(GuardedInputs& inputs) const {
+  for (GuardedTensor* tensor : {&inputs.k, &inputs.v}) {
+    for (std::int32_t key = 0; key < tensor->rows(); ++key) {
+      if (std::ranges::find(values_, key / test_.block_keys) != values_.end()) continue;
+      for (std::int64_t head = 0; head < tensor->heads(); ++head) {
+        for (std::int64_t d = 0; d < tensor->dim(); ++d) tensor->set(key, head, d, NAN);
+      }
+    }
+    tensor->upload_sync();
+  }
 }
 
 void ListedIndices::check_report_sync() const {
@@ -190,22 +188,36 @@ void ListedIndices::check_report_sync() const {
 
 void check_listed_forward(const ListedCase& test) {
   SCOPED_TRACE(::testing::Message() << test);
-  ListedTensors tensors(test);
+  GuardedInputs inputs = inputs_of(test);
   const ListedIndices lists(test);
-  Outputs outputs(test);
-  ASSERT_NO_THROW(run_sync(test, tensors, lists, outputs));
+  GuardedOutputs outputs(test.shape(), test.written_type());
+  ASSERT_NO_THROW(run_sync(test, inputs, lists, outputs));
   for (std::int32_t head = 0; head < test.heads_kv; ++head) {
-    check_head(test, tensors, lists, outputs, head);
+    outputs.check_head(inputs.dense(head), lists.counts_of(head), head, test.has_max_logits);
   }
   lists.check_report_sync();
-  EXPECT_TRUE(outputs.out.has_whole_guards()) << "out was written outside its elements";
-  EXPECT_TRUE(outputs.lse.has_whole_guards()) << "lse was written outside its elements";
-  tensors.poison_unseen_keys(lists);
-  Outputs again(test);
-  ASSERT_NO_THROW(run_sync(test, tensors, lists, again));
-  expect_same_bits(outputs.out, again.out);
-  expect_same_bits(outputs.lse, again.lse);
-  if (test.has_max_logits) expect_same_bits(outputs.max_logits, again.max_logits);
+  lists.poison_unseen_keys(inputs);
+  GuardedOutputs again(test.shape(), test.written_type());
+  ASSERT_NO_THROW(run_sync(test, inputs, lists, again));
+  expect_same_outputs(outputs, again);
+}
+
+void check_listed_backward(const ListedCase& test) {
+  SCOPED_TRACE(::testing::Message() << test);
+  GuardedInputs inputs = inputs_of(test);
+  const ListedIndices lists(test);
+  ListedBackward first(test);
+  ASSERT_NO_THROW(first.run_sync(inputs, lists));
+  for (std::int32_t head = 0; head < test.heads_kv; ++head) {
+    first.check_head(inputs, lists, head);
+  }
+  EXPECT_TRUE(first.gradients.has_whole_guards()) << "a gradient was written outside its elements";
+  lists.poison_unseen_keys(inputs);
+  ListedBackward again(test);
+  ASSERT_NO_THROW(again.run_sync(inputs, lists));
+  if (!test.is_fast) return expect_same_gradients(first.gradients, again.gradients);
+  expect_same_bits(first.gradients.dq, again.gradients.dq);
+  if (test.num_sinks > 0) expect_same_bits(*first.gradients.dsink, *again.gradients.dsink);
 }
 
 }  // namespace magi::test

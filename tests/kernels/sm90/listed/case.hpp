@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "cuda/memory.hpp"
+#include "kernels/sm90/guarded_call.hpp"
 #include "magi/key_lists.hpp"
-#include "reference/dense_attention.hpp"
-#include "support/gpu/guarded_tensor.hpp"
 
 namespace magi::test {
 
@@ -36,6 +35,11 @@ struct ListedCase {
   double magnitude = 1.0;       ///< standard deviation of the inputs, roughly
   bool has_full_lists = false;  ///< no list is empty or ends early, every entry is a block
   std::uint64_t seed = 1;
+
+  CallShape shape() const {
+    return {type, rows_q, rows_k, heads_q, heads_kv, dim_qk, dim_v, layout, num_sinks, params};
+  }
+  DType written_type() const { return has_float_out ? DType::Float32 : type; }
 };
 
 std::ostream& operator<<(std::ostream& stream, const ListedCase& test);
@@ -49,7 +53,8 @@ class ListedIndices {
   KeyLists view() const;
   /// How often the heads of a kv head see each key, from the definition.
   reference::RowCounts counts_of(std::int32_t kv_head) const;
-  bool is_seen(std::int32_t key) const;  ///< by any query and head
+  /// Makes NaN of all keys that no list names.
+  void poison_unseen_keys(GuardedInputs& inputs) const;
   /// Checks the report of a call.
   void check_report_sync() const;
 
