@@ -4,8 +4,8 @@
 #include <atomic>
 #include <thread>
 
+#include "runtime/attention_suite.hpp"
 #include "runtime/device_case.hpp"
-#include "runtime/masks.hpp"
 #include "support/gpu/gpu_test.hpp"
 
 // Attention over ranks that are threads on one GPU, each on streams of its own, against float64.
@@ -14,126 +14,41 @@ namespace {
 
 using testing::AttentionCase;
 using testing::masks_of_all_kinds;
-using testing::PassKind;
 using testing::PipelineRun;
 using testing::plan_config;
 using testing::shared_plan;
 using DistributedGpuTest = GpuTest;
 
-TEST_F(DistributedGpuTest, EqualsDenseAttentionForEveryGroupSizeAndMask) {
-  for (const auto& [name, mask] : masks_of_all_kinds(301)) {
-    const AttentionCase test = make_gpu_case(mask, {.heads_q = 4}, 1);
-    for (std::int32_t num_ranks = 1; num_ranks <= 8; ++num_ranks) {
-      SCOPED_TRACE(name + ", ranks " + std::to_string(num_ranks));
-      expect_gpu_run_close(test, shared_plan(mask, plan_config(test, num_ranks)));
-    }
-  }
-}
+/// Ranks that are threads on one GPU.
+struct GpuRunner {
+  using Fixture = GpuTest;
+  static constexpr std::int32_t kRows = 301;
+  static constexpr int kTrials = 60;
+  static constexpr DType kTypes[] = {DType::BFloat16, DType::Float16};
+  static constexpr testing::CaseSizes kSizes{4, 2, 64, 64}, kOtherSizes{4, 2, 128, 80};
+  static constexpr testing::Layout kStrides = testing::Layout::Aligned;
 
-TEST_F(DistributedGpuTest, EqualsDenseAttentionForEveryOverlapDegree) {
-  const Mask mask = masks_of_all_kinds(330)[5].mask;
-  for (const GpuCaseSizes sizes : {GpuCaseSizes{8, 8}, GpuCaseSizes{8, 2}, GpuCaseSizes{4, 1}}) {
-    const AttentionCase test = make_gpu_case(mask, sizes, 2);
-    for (const StageMode mode : {StageMode::Heads, StageMode::Rows}) {
-      for (const std::optional<std::int32_t> degree : {std::optional(0), {1}, {2}, {4}, {}}) {
-        SCOPED_TRACE(::testing::Message()
-                     << "heads " << sizes.heads_q << "/" << sizes.heads_kv << ", mode "
-                     << static_cast<int>(mode) << ", degree " << degree.value_or(-1));
-        PlanConfig config = plan_config(test, 4);
-        config.stage_mode = mode;
-        config.overlap_degree = degree;
-        expect_gpu_run_close(test, shared_plan(mask, config));
-      }
-    }
+  static AttentionCase make(const Mask& mask, const testing::CaseSizes& sizes, std::uint64_t seed,
+                            DType dtype) {
+    return make_gpu_case(mask, {sizes.heads_q, sizes.heads_kv, sizes.dim_qk, sizes.dim_v}, seed,
+                         dtype);
   }
-}
-
-TEST_F(DistributedGpuTest, EqualsDenseAttentionWithSinkCapDimsAndStrides) {
-  const Mask mask = masks_of_all_kinds(200)[5].mask;
-  for (const DType dtype : {DType::BFloat16, DType::Float16}) {
-    for (const SinkLayout layout : {SinkLayout::SinkHead, SinkLayout::RowSinkHead}) {
-      for (const DType result : {dtype, DType::Float32}) {
-        AttentionCase test = make_gpu_case(mask, {4, 2, 128, 80}, 3, dtype);
-        test.result_dtype = result;
-        test.dense.num_sinks = 3;
-        test.dense.params = {.softmax_scale = 0.1, .softcap = 2.0, .sink_layout = layout};
-        test.dlse.resize(1);
-        test.layout = testing::Layout::Aligned;
-        RandomStream random(4);
-        draw_values(random, test);
-        PlanConfig config = plan_config(test, 3);
-        config.overlap_degree = 2;
-        expect_gpu_run_close(test, shared_plan(mask, config));
-      }
-    }
-  }
-}
-
-TEST_F(DistributedGpuTest, EqualsDenseAttentionOnUnevenAndTolerantPlacements) {
-  for (const auto& [name, mask] : masks_of_all_kinds(227)) {
-    SCOPED_TRACE(name);
-    const AttentionCase test = make_gpu_case(mask, {2, 2}, 5);
-    PlanConfig config = plan_config(test, 3);
-    config.placement.uneven_shard = true;
-    expect_gpu_run_close(test, shared_plan(mask, config));
-    config.placement.uneven_shard = false;
-    config.placement.token_tolerance = 0.5;
-    expect_gpu_run_close(test, shared_plan(mask, config));
-  }
-}
-
-TEST_F(DistributedGpuTest, RanksWithoutRowsTakePart) {
-  const Mask mask = masks_of_all_kinds(200)[5].mask;
-  AttentionCase test = make_gpu_case(mask, {4, 2}, 6);
-  test.dense.num_sinks = 2;
-  RandomStream random(6);
-  draw_values(random, test);
-  const Placement placement = placement_from_chunks(200, 50, 4, {0, 2, 2, 0});
-  for (const std::int32_t degree : {0, 1, 2}) {
-    PlanConfig config = plan_config(test, 4);
-    config.overlap_degree = degree;
-    expect_gpu_run_close(
-        test, std::make_shared<const Plan>(make_plan_on(mask, config, placement, placement)));
-  }
-}
-
-TEST_F(DistributedGpuTest, CrossAttentionPlacesQueriesAndKeysApart) {
-  for (const auto& [rows_q, rows_k] : {std::pair{150, 61}, {40, 420}, {1, 64}}) {
-    Mask mask{.rows_q = rows_q, .rows_k = rows_k};
-    mask.slices = {band_slice({0, rows_q}, {5, rows_k}, MaskType::Full),
-                   band_slice({0, rows_q}, {0, 5}, MaskType::Causal)};
-    const AttentionCase test = make_gpu_case(mask, {4, 2}, 8);
-    PlanConfig config = plan_config(test, rows_q == 1 ? 1 : 3);
-    config.placement_k = PlacementConfig{.uneven_shard = true};
-    expect_gpu_run_close(test, shared_plan(mask, config));
-  }
-}
-
-TEST_F(DistributedGpuTest, EqualsDenseAttentionOnRandomCases) {
-  constexpr std::uint64_t kSeed = 20261121;
-  RandomStream random(kSeed);
-  for (int trial = 0; trial < 60 && !HasFailure(); ++trial) {
-    SCOPED_TRACE(::testing::Message() << "seed " << kSeed << ", trial " << trial);
+  static AttentionCase draw(RandomStream& random) {
     const Mask mask = random_mask(
         random,
         {.min_rows = 8, .max_rows_q = 300, .max_rows_k = 300, .is_square = random.chance(70)});
     const std::int32_t heads_kv = random.between(1, 4);
-    const GpuCaseSizes sizes{heads_kv * random.between(1, 4), heads_kv, 8 * random.between(1, 16),
-                             8 * random.between(1, 16)};
-    const AttentionCase test = make_gpu_case(mask, sizes, 100 + static_cast<std::uint64_t>(trial),
-                                             random.chance(50) ? DType::BFloat16 : DType::Float16);
-    PlanConfig config =
-        plan_config(test, random.between(1, std::min({8, mask.rows_q, mask.rows_k})));
-    config.placement.uneven_shard = random.chance(50);
-    config.placement.chunk_size = random.between(1, 40);
-    config.stage_mode = random.chance(50) ? StageMode::Heads : StageMode::Rows;
-    config.overlap_degree = random.between(0, 4);
-    SCOPED_TRACE(::testing::Message()
-                 << "ranks " << config.num_ranks << ", degree " << *config.overlap_degree
-                 << ", uneven " << config.placement.uneven_shard);
-    expect_gpu_run_close(test, shared_plan(mask, config));
+    const testing::CaseSizes sizes{heads_kv * random.between(1, 4), heads_kv,
+                                   8 * random.between(1, 16), 8 * random.between(1, 16)};
+    return make(mask, sizes, random(), kTypes[random.between(0, 1)]);
   }
-}
+  static void expect_close(const AttentionCase& test, const std::shared_ptr<const Plan>& plan) {
+    expect_gpu_run_close(test, plan);
+  }
+  static PipelineRun run(const AttentionCase& test, const std::shared_ptr<const Plan>& plan) {
+    return run_on_gpu(test, plan);
+  }
+};
 
 TEST_F(DistributedGpuTest, FastGradientsKeepTheRuleAndRepeatButForDq) {
   AttentionCase test = make_gpu_case(masks_of_all_kinds(420)[5].mask, {8, 2}, 13);
@@ -184,27 +99,6 @@ TEST_F(DistributedGpuTest, RepeatsBitForBitInOneObjectAndInMany) {
   const PipelineRun once = run_on_gpu(test, plan);
   EXPECT_TRUE(run_on_gpu(test, plan, {.repeats = 20}) == once);
   for (int repeat = 0; repeat < 5; ++repeat) EXPECT_TRUE(run_on_gpu(test, plan) == once);
-}
-
-TEST_F(DistributedGpuTest, MovesTheBytesThatThePlanReports) {
-  for (const auto& [name, mask] : masks_of_all_kinds(256)) {
-    for (const std::int32_t degree : {0, 1, 2}) {
-      SCOPED_TRACE(name + ", degree " + std::to_string(degree));
-      const AttentionCase test = make_gpu_case(mask, {4, 2}, 11);
-      PlanConfig config = plan_config(test, 4);
-      config.overlap_degree = degree;
-      const auto plan = shared_plan(mask, config);
-      const PipelineRun run = run_on_gpu(test, plan);
-      for (std::size_t from = 0; from < 4; ++from) {
-        for (std::size_t to = 0; to < 4; ++to) {
-          const std::int64_t cast = plan->report.pair_bytes[from * 4 + to];
-          const std::int64_t reduce = plan->report.pair_bytes[to * 4 + from] * 2;  // float32
-          EXPECT_EQ(run.after_forward[from].bytes_to_peer[to], cast);
-          EXPECT_EQ(run.after_backward[from].bytes_to_peer[to], 2 * cast + reduce);
-        }
-      }
-    }
-  }
 }
 
 TEST_F(DistributedGpuTest, TakesItsMemoryFromTheCallersAllocator) {
@@ -285,3 +179,7 @@ TEST_F(DistributedGpuTest, ARankThatDoesNotComeIsNamed) {
 
 }  // namespace
 }  // namespace magi::test
+
+namespace magi::testing {
+INSTANTIATE_TYPED_TEST_SUITE_P(Gpu, AttentionOverRanks, test::GpuRunner);
+}  // namespace magi::testing
