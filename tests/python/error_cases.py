@@ -101,17 +101,10 @@ def bad_tensors(group) -> None:
         ((q[:, :2], k, v), ValueError, r"q.shape is .*allowed"),
         ((q, k[:, :1], v[:, :1]), ValueError, r"k.shape is .*allowed"),
         ((q.float(), k, v), TypeError, "k.dtype is torch.float64; allowed: torch.float32"),
-        ((q.int(), k.int(), v.int()), TypeError, "q.dtype is torch.int32"),
-        ((q.flatten(1), k, v), ValueError, "q has 2 axes; allowed: 3"),
-        ((q[..., ::2], k[..., ::2], v[..., ::2]), ValueError, "q has stride 2 in its last axis"),
-        ((q.to("meta"), k, v), RuntimeError, "q is on meta"),
     ):
         refuses(lambda: api.calc_attn(*tensors, key), error, pattern)
     for options, error, pattern in (
-        ({"sink": torch.zeros(1, 3)}, ValueError, r"sink has shape \[1, 3\]"),
         ({"sink": [0.0]}, TypeError, "sink is a list"),
-        ({"sink": torch.zeros(1, 4, device="meta")}, ValueError, "sink is on meta"),
-        ({"softcap": float("nan")}, ValueError, "softcap is nan"),
         ({"softcap": None}, TypeError, "softcap is a NoneType"),
         ({"softmax_scale": "1"}, TypeError, "softmax_scale is a str"),
         ({"return_max_logits": "no"}, TypeError, "return_max_logits is 'no'; allowed: a bool"),

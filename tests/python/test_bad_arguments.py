@@ -152,7 +152,7 @@ FUNCTIONS = [
     (lambda: functional.undispatch_func(X, "meta", None), TypeError, "meta is a str"),
     (lambda: functional.roll_func(X, 1, None, None), TypeError, "meta is a NoneType"),
     (lambda: functional.dist_attn_func(X, X, X, None), TypeError, "dist_attn_runtime is a None"),
-    (lambda: functional.ffa_fa4_func(X, X, X, None, None), ValueError, "q has 2 axes"),
+    (lambda: functional.ffa_fa4_func(X, X, X, None, None), ValueError, "q.rank is 2"),
     (lambda: plan().bind().roll(X, 1.5), TypeError, "shift is 1.5; allowed: an int"),
     (lambda: plan().bind().roll(X, 1, 0.5), TypeError, "dim is 0.5; allowed: an int"),
     (lambda: plan().bind().roll(X, 1, 2), ValueError, "x has 2 axes; allowed: those with axis 2"),

@@ -207,8 +207,8 @@ BAD = [
     ({"q_block_size": 0}, ValueError, "q_block_size is 0"),
     ({"k_block_size": 257}, ValueError, "k_block_size is 257"),
     ({"max_runs": 0}, ValueError, "max_runs is 0"),
-    ({"q": torch.zeros(6, 3, 8)}, ValueError, "q has 3 heads"),
-    ({"sink": torch.zeros(1, 3)}, ValueError, "sink has shape"),
+    ({"q": torch.zeros(6, 3, 8)}, ValueError, "heads_q is 3"),
+    ({"sink": torch.zeros(1, 3)}, ValueError, "sink.shape is"),
     ({"softcap": -1.0}, ValueError, "softcap is -1.0"),
 ]  # fmt: skip
 

@@ -237,7 +237,7 @@ BAD = [
     ({"q_block_size": 2}, ValueError, r"allowed: \[3, 2, n\]"),
     ({"sm_margin": -1}, ValueError, "sm_margin is -1"),
     ({"softcap": -1.0}, ValueError, "softcap is -1.0"),
-    ({"v": torch.zeros(5, 2, 8)}, ValueError, "v has 5 rows"),
+    ({"v": torch.zeros(5, 2, 8)}, ValueError, r"v.shape is \[5, "),
 ]  # fmt: skip
 
 

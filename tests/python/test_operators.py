@@ -40,31 +40,13 @@ def backward(**given):
 
 ranges = torch.tensor([[0, ROWS]], dtype=torch.int32)
 BAD = [
-    ({"q": torch.zeros(ROWS, 4, 8).int()}, TypeError, "q.dtype is torch.int32"),
-    ({"q": torch.zeros(ROWS, 32)}, ValueError, "q has 2 axes"),
-    ({"q": torch.zeros(ROWS, 3, 8)}, ValueError, "q has 3 heads; allowed: a multiple of k's 2"),
-    ({"k": torch.zeros(ROWS, 2, 8).double()}, TypeError, "k.dtype is torch.float64"),
-    ({"k": torch.zeros(ROWS, 2, 4)}, ValueError, "k has head_dim 4; allowed: 8"),
-    ({"v": torch.zeros(ROWS - 1, 2, 16)}, ValueError, "v has 5 rows; allowed: 6"),
-    ({"v": torch.zeros(ROWS, 2, 32)[..., ::2]}, ValueError, "v has stride 2 in its last axis"),
     ({"q_ranges": ranges.long()}, TypeError, "q_ranges.dtype is torch.int64"),
     ({"q_ranges": ranges[0]}, ValueError, "q_ranges has shape"),
     ({"q_ranges": ranges + 1}, ValueError, "q_ranges"),
     ({"k_ranges": ranges.repeat(2, 1)}, ValueError, "k_ranges has 2 rows; allowed: 1"),
     ({"types": torch.ones(3, dtype=torch.int32)}, ValueError, "attn_type_map has shape"),
     ({"types": torch.full((1,), 9, dtype=torch.int32)}, ValueError, "attn_type_map"),
-    ({"sink": torch.zeros(1, 3)}, ValueError, "sink has shape"),
-    ({"sink": torch.zeros(9, 4)}, ValueError, "sink has shape"),
-    (
-        {"sink": torch.zeros(1, 4).half()},
-        TypeError,
-        "sink.dtype is torch.float16; allowed: torch.f",
-    ),
-    ({"sink_layout": 1}, ValueError, "sink has shape"),
     ({"sink_layout": 2}, ValueError, "sink_layout is 2; allowed: 0"),
-    ({"scale": float("nan")}, ValueError, "softmax_scale is nan"),
-    ({"scale": 1e39}, ValueError, r"softmax_scale is 1e\+39"),
-    ({"softcap": -1.0}, ValueError, "softcap is -1"),
     ({"sm_margin": -1}, ValueError, "sm_margin is -1"),
 ]
 
@@ -75,22 +57,6 @@ def test_bad_arguments(operator, change, error, text):
     operator(**arguments())
     with pytest.raises(error, match=text):
         operator(**{**arguments(), **change})
-
-
-@pytest.mark.parametrize(
-    "change, error, text",
-    [
-        ({"dout": OUT[1:]}, ValueError, r"dout has shape \[5, 4, 16\]; allowed: \[6, 4, 16\]"),
-        ({"dout": OUT.double()}, TypeError, "dout.dtype is torch.float64; allowed: torch.float32"),
-        ({"dlse": OUT}, ValueError, r"dlse has shape .*; allowed: \[6, 4\]"),
-        ({"dlse": LSE.half()}, TypeError, "dlse.dtype is torch.float16"),
-        ({"out": OUT[..., :8]}, ValueError, "out has shape"),
-        ({"lse": LSE.double()}, TypeError, "lse.dtype is torch.float64"),
-    ],
-)
-def test_bad_results(change, error, text):
-    with pytest.raises(error, match=text):
-        backward(**arguments(), **change)
 
 
 def test_layouts_of_results():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 
 import torch
 from torch.autograd import forward_ad
@@ -34,10 +35,16 @@ def _as_rows_of_heads(name: str, tensor: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(f"{name} is on {tensor.device}; allowed: {allowed}")
     tensor = as_plain(name, tensor)
     if tensor.dim() != 3:
-        raise ValueError(f"{name} has {tensor.dim()} axes; allowed: 3, [rows, heads, head_dim]")
+        raise ValueError(f"{name}.rank is {tensor.dim()}; allowed: 3, [rows, heads, head_dim]")
     if tensor.stride(2) != 1 and tensor.shape[2] > 1:
-        raise ValueError(f"{name} has stride {tensor.stride(2)} in its last axis; allowed: 1")
+        raise ValueError(f"{name}.stride[2] is {tensor.stride(2)}; allowed: 1")
     return tensor
+
+
+def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int]) -> None:
+    """ValueError that names the tensor, unless it has this shape."""
+    if list(tensor.shape) != list(shape):
+        raise ValueError(f"{name}.shape is {list(tensor.shape)}; allowed: {list(shape)}")
 
 
 def _check_kind(name: str, tensor: torch.Tensor, limits: Limits) -> None:
@@ -51,15 +58,15 @@ def _check_kind(name: str, tensor: torch.Tensor, limits: Limits) -> None:
     least, most, multiple = limits.head_dim_v if name == "v" else limits.head_dim_qk
     if dim % multiple != 0 or not least <= dim <= most:
         raise ValueError(
-            f"{name} has head_dim {dim} on {tensor.device}; allowed: multiples of {multiple} up to "
-            f"{most}"
+            f"{name}.shape[2] is {dim}; allowed: multiples of {multiple} up to {most} on "
+            f"{tensor.device}"
         )
     unit = limits.stride_bytes // math.gcd(limits.stride_bytes, tensor.element_size())
     for axis in (0, 1):
         if tensor.stride(axis) % unit != 0 and tensor.shape[axis] > 1:
             raise ValueError(
-                f"{name} has stride {tensor.stride(axis)} in axis {axis} on {tensor.device}; "
-                f"allowed: multiples of {unit}"
+                f"{name}.stride[{axis}] is {tensor.stride(axis)}; allowed: multiples of {unit} on "
+                f"{tensor.device}"
             )
 
 
@@ -72,20 +79,18 @@ def check_qkv(
     refuse_transforms()
     q, k, v = (_as_rows_of_heads(*named) for named in (("q", q), ("k", k), ("v", v)))
     if q.dtype not in DTYPES:
-        raise TypeError(f"q.dtype is {q.dtype}; allowed: bfloat16, float16, float32, float64")
+        raise TypeError(f"q.dtype is {q.dtype}; allowed: float64, float32, float16, bfloat16")
     for name, tensor in (("k", k), ("v", v)):
         if tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device}; allowed: {q.device}, that of q")
         if tensor.dtype != q.dtype:
             raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: {q.dtype}, that of q")
-    if k.shape[0] != v.shape[0]:
-        raise ValueError(f"v has {v.shape[0]} rows; allowed: {k.shape[0]}, those of k")
-    if k.shape[1] != v.shape[1]:
-        raise ValueError(f"v has {v.shape[1]} heads; allowed: {k.shape[1]}, those of k")
-    if k.shape[2] != q.shape[2]:
-        raise ValueError(f"k has head_dim {k.shape[2]}; allowed: {q.shape[2]}, that of q")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
-        raise ValueError(f"q has {q.shape[1]} heads; allowed: a multiple of k's {k.shape[1]}")
+    check_shape("k", k, (*k.shape[:2], q.shape[2]))
+    check_shape("v", v, (*k.shape[:2], v.shape[2]))
+    if k.shape[1] == 0:
+        raise ValueError("heads_kv is 0; allowed: 1 or more")
+    if q.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
+        raise ValueError(f"heads_q is {q.shape[1]}; allowed: multiples of heads_kv, {k.shape[1]}")
     if q.device.type == "cuda":
         limits = known_limits(backend, q.get_device())
         for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -178,8 +183,7 @@ def check_results(
         is_lse = name.endswith("lse")
         shape = [rows, heads] if is_lse else [rows, heads, v.shape[2]]
         dtype = accumulator_dtype(q.dtype) if is_lse else q.dtype
-        if list(tensor.shape) != shape:
-            raise ValueError(f"{name} has shape {list(tensor.shape)}; allowed: {shape}")
+        check_shape(name, tensor, shape)
         if tensor.dtype != dtype:
             raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: {dtype}")
         if tensor.device != q.device:
@@ -226,7 +230,7 @@ def check_sink(
         or not 1 <= sink.shape[-2] <= MAX_SINKS
     ):
         wanted = ", ".join(map(str, (*lead, f"1 to {MAX_SINKS}", q.shape[1])))
-        raise ValueError(f"sink has shape {list(sink.shape)}; allowed: [{wanted}]")
+        raise ValueError(f"sink.shape is {list(sink.shape)}; allowed: [{wanted}]")
     sink = sink.to(accumulator_dtype(q.dtype)).contiguous()
     if not sink.is_cuda and sink.numel() and not is_intercepted():
         _check_sink_values(sink)

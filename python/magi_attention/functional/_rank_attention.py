@@ -22,7 +22,7 @@ from magi_attention.common.enum import MagiAttentionPrecision
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env import comm, general
 from magi_attention.functional._calls import CallCache, calls_of, run, signature
-from magi_attention.functional._checks import check_params, check_qkv, check_sink
+from magi_attention.functional._checks import check_params, check_qkv, check_shape, check_sink
 
 _log = logging.getLogger(__name__)
 
@@ -293,6 +293,5 @@ def check_local(q, k, v, local_shape: LocalShape, precision: MagiAttentionPrecis
     q, k, v = check_qkv(q, k, v, backend)
     wanted = ((rows, heads_q, dim), (rows, heads_kv, dim), (rows, heads_kv, dim_v))
     for name, tensor, shape in zip("qkv", (q, k, v), wanted):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name}.shape is {list(tensor.shape)}; allowed: {list(shape)}")
+        check_shape(name, tensor, shape)
     return q, k, v
