@@ -19,9 +19,7 @@ struct InstanceDims {
 };
 
 /// Those of all forward instances.
-inline auto forward_dims() {
-  return ::testing::Values(InstanceDims{64, 64}, InstanceDims{128, 128}, InstanceDims{192, 128},
-                           InstanceDims{256, 256});
-}
+inline constexpr InstanceDims kForwardDims[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
+inline auto forward_dims() { return ::testing::ValuesIn(kForwardDims); }
 
 }  // namespace magi::test

@@ -3,15 +3,17 @@
 #include <vector>
 
 #include "kernels/sm90/backward/case.hpp"
-#include "support/gpu/gpu_test.hpp"
+#include "kernels/sm90/shared_suite.hpp"
 
 namespace magi::test {
 namespace {
 
-Mask one_slice(std::int32_t rows_q, std::int32_t rows_k, MaskType type) {
-  return {rows_q, rows_k, {band_slice({0, rows_q}, {0, rows_k}, type)}};
-}
-
+struct Backward {
+  using Case = BackwardCase;
+  static constexpr std::int32_t kTileRows = 192, kMostPacked = 16;
+  static void ask_for_more(BackwardCase& test) { test.has_dlse = true; }
+  static void check(const BackwardCase& test) { check_backward(test); }
+};
 class BackwardTest : public GpuTest,
                      public ::testing::WithParamInterface<std::tuple<DType, std::int32_t>> {
  protected:
@@ -23,75 +25,17 @@ class BackwardTest : public GpuTest,
   }
 };
 
-TEST_P(BackwardTest, FullOfOneTile) {
-  BackwardCase test = base();
-  test.heads_q = 1;
-  for (const std::int32_t rows_q : {64, 128}) {
-    test.mask = one_slice(rows_q, 128, MaskType::Full);
-    check_backward(test);
-  }
-}
+MAGI_SHARED_TESTS(BackwardTest, Backward)
 
-TEST_P(BackwardTest, FullOfManyTilesWithRaggedEnds) {
+TEST_P(BackwardTest, RowsThatSeeNothingAddNothing) {
   BackwardCase test = base();
-  test.heads_q = 8;
-  test.heads_kv = 2;
-  test.mask = one_slice(300, 709, MaskType::Full);
-  check_backward(test);
-}
-
-TEST_P(BackwardTest, EveryTypeAndRelationOfLengths) {
-  for (const MaskType type :
-       {MaskType::Full, MaskType::Causal, MaskType::InverseCausal, MaskType::BidirectionalCausal}) {
-    for (const std::int32_t rows_k : {191, 192, 193, 500}) {
-      BackwardCase test = base();
-      test.mask = one_slice(192, rows_k, type);
-      check_backward(test);
-    }
-  }
-}
-
-TEST_P(BackwardTest, OneTokenEachWay) {
-  BackwardCase test = base();
-  test.mask = one_slice(1, 1, MaskType::Full);
-  check_backward(test);
-  test.mask = one_slice(1, 500, MaskType::Causal);
-  check_backward(test);
-  test.mask = one_slice(500, 1, MaskType::Full);
-  check_backward(test);
-}
-
-TEST_P(BackwardTest, RowsAndKeysThatSeeNothing) {
-  BackwardCase test = base();
-  test.mask = {400, 400, {}};
-  check_backward(test);
-  test.mask = {400, 0, {}};
-  check_backward(test);
-  test.mask = {0, 400, {}};
-  check_backward(test);
-  test.mask = {400, 400, {band_slice({100, 130}, {7, 390}, MaskType::Full)}};
-  check_backward(test);
-  test.mask = {400, 400, {band_slice({7, 390}, {200, 230}, MaskType::Full)}};
-  check_backward(test);
-  test.mask = one_slice(400, 100, MaskType::Causal);
+  test.mask = {400, 100, {}};
   test.num_sinks = 2;
   test.has_dlse = true;
-  check_backward(test);
   test.is_accumulating = true;
-  test.mask.slices.clear();
   check_backward(test);
   test.is_writing_keys = true;
   check_backward(test);
-}
-
-TEST_P(BackwardTest, SlidingWindow) {
-  for (const std::int32_t packed_heads : {1, 2, 4, 8, 16}) {
-    BackwardCase test = base();
-    test.heads_q = 16;
-    test.tuning.packed_heads = packed_heads;
-    test.mask = {600, 600, {{.q0 = 0, .q1 = 600, .k0 = 0, .k1 = 600, .d_min = -149, .d_max = 0}}};
-    check_backward(test);
-  }
 }
 
 TEST_P(BackwardTest, EveryGroupOfHeads) {
@@ -189,29 +133,6 @@ TEST_P(BackwardTest, WindowsOfManyPackedHeads) {
   }
 }
 
-TEST_P(BackwardTest, OverlappingSlicesCountPairsOncePerSlice) {
-  BackwardCase test = base();
-  test.mask = one_slice(200, 300, MaskType::Full);
-  test.mask.slices.push_back(band_slice({50, 180}, {20, 290}, MaskType::Causal));
-  test.mask.slices.push_back(test.mask.slices.front());
-  check_backward(test);
-}
-
-TEST_P(BackwardTest, SoftcapSinkAndLseGradient) {
-  BackwardCase test = base();
-  test.heads_q = 4;
-  test.mask = one_slice(300, 300, MaskType::Causal);
-  test.has_dlse = true;
-  check_backward(test);
-  test.magnitude = 2.0;
-  test.params.softcap = 15.0;
-  check_backward(test);
-  test.num_sinks = 3;
-  check_backward(test);
-  test.params.sink_layout = SinkLayout::RowSinkHead;
-  check_backward(test);
-}
-
 TEST_P(BackwardTest, FloatTensorsAndAccumulation) {
   BackwardCase test = base();
   test.heads_q = 4;
@@ -238,17 +159,6 @@ TEST_P(BackwardTest, StridedTensors) {
     test.mask = one_slice(130, 270, MaskType::Causal);
     check_backward(test);
     test.has_float_out = test.has_float_gradients = true;
-    check_backward(test);
-  }
-}
-
-TEST_P(BackwardTest, DimsBelowTheInstanceAndUnequalOnes) {
-  for (const auto& [dim_qk, dim_v] : std::vector<std::pair<std::int32_t, std::int32_t>>{
-           {8, 8}, {40, 56}, {120, 64}, {72, 128}, {136, 128}, {184, 40}, {64, 248}, {200, 256}}) {
-    BackwardCase test = base();
-    test.dim_qk = dim_qk;
-    test.dim_v = dim_v;
-    test.mask = one_slice(150, 333, MaskType::Causal);
     check_backward(test);
   }
 }

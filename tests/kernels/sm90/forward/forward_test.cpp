@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cmath>
 #include <tuple>
 #include <vector>
 
 #include "kernels/sm90/forward/case.hpp"
-#include "support/gpu/gpu_test.hpp"
-#include "support/gpu/instance_dims.hpp"
+#include "kernels/sm90/shared_suite.hpp"
 
 namespace magi::test {
 namespace {
 
-Mask one_slice(std::int32_t rows_q, std::int32_t rows_k, MaskType type) {
-  return {rows_q, rows_k, {band_slice({0, rows_q}, {0, rows_k}, type)}};
-}
-
+struct Forward {
+  using Case = ForwardCase;
+  static constexpr std::int32_t kTileRows = 256, kMostPacked = 8;
+  static void ask_for_more(ForwardCase& test) { test.has_max_logits = true; }
+  static void check(const ForwardCase& test) { check_forward(test); }
+};
 class ForwardTest : public GpuTest,
                     public ::testing::WithParamInterface<std::tuple<DType, InstanceDims>> {
  protected:
@@ -26,70 +26,7 @@ class ForwardTest : public GpuTest,
   }
 };
 
-TEST_P(ForwardTest, FullOfOneTile) {
-  ForwardCase test = base();
-  test.mask = one_slice(128, 128, MaskType::Full);
-  check_forward(test);
-}
-
-TEST_P(ForwardTest, FullOfManyTilesWithRaggedEnds) {
-  ForwardCase test = base();
-  test.heads_q = 8;
-  test.heads_kv = 2;
-  test.mask = one_slice(300, 709, MaskType::Full);
-  check_forward(test);
-}
-
-TEST_P(ForwardTest, EveryTypeAndRelationOfLengths) {
-  for (const MaskType type :
-       {MaskType::Full, MaskType::Causal, MaskType::InverseCausal, MaskType::BidirectionalCausal}) {
-    for (const std::int32_t rows_k : {255, 256, 257, 700}) {
-      ForwardCase test = base();
-      test.mask = one_slice(256, rows_k, type);
-      check_forward(test);
-    }
-  }
-}
-
-TEST_P(ForwardTest, OneTokenEachWay) {
-  ForwardCase test = base();
-  test.mask = one_slice(1, 1, MaskType::Full);
-  check_forward(test);
-  test.mask = one_slice(1, 500, MaskType::Causal);
-  check_forward(test);
-  test.mask = one_slice(500, 1, MaskType::Full);
-  check_forward(test);
-}
-
-TEST_P(ForwardTest, RowsWithoutKeys) {
-  ForwardCase test = base();
-  test.mask = {400, 400, {}};
-  check_forward(test);
-  test.mask = {400, 0, {}};
-  check_forward(test);
-  test.mask = {400, 400, {band_slice({100, 130}, {7, 390}, MaskType::Full)}};
-  check_forward(test);
-  test.mask = one_slice(400, 100, MaskType::Causal);
-  check_forward(test);
-  test.num_sinks = 2;
-  check_forward(test);
-}
-
-TEST_P(ForwardTest, NoRowsAtAll) {
-  ForwardCase test = base();
-  test.mask = {0, 200, {}};
-  check_forward(test);
-}
-
-TEST_P(ForwardTest, SlidingWindow) {
-  for (const std::int32_t packed_heads : {1, 4, 8}) {
-    ForwardCase test = base();
-    test.heads_q = 8;
-    test.tuning.packed_heads = packed_heads;
-    test.mask = {600, 600, {{.q0 = 0, .q1 = 600, .k0 = 0, .k1 = 600, .d_min = -149, .d_max = 0}}};
-    check_forward(test);
-  }
-}
+MAGI_SHARED_TESTS(ForwardTest, Forward)
 
 /// Items follow each other, splits too, through the rings of one CTA, for all feature sets.
 TEST_P(ForwardTest, OneCtaWalksAllItems) {
@@ -113,28 +50,13 @@ TEST_P(ForwardTest, OneCtaWalksAllItems) {
   check_forward(test);
 }
 
-TEST_P(ForwardTest, OverlappingSlicesCountPairsOncePerSlice) {
-  ForwardCase test = base();
-  test.mask = one_slice(200, 300, MaskType::Full);
-  test.mask.slices.push_back(band_slice({50, 180}, {20, 290}, MaskType::Causal));
-  test.mask.slices.push_back(test.mask.slices.front());
-  check_forward(test);
-}
-
-TEST_P(ForwardTest, SoftcapSinkAndMaxLogits) {
+/// A cap far above the scores is as good as none.
+TEST_P(ForwardTest, SoftcapsMayBeLarge) {
   ForwardCase test = base();
   test.heads_q = 4;
   test.mask = one_slice(300, 300, MaskType::Causal);
-  test.has_max_logits = true;
-  check_forward(test);
   test.magnitude = 2.0;
-  test.params.softcap = 1e6;  // far above the scores: as good as none
-  check_forward(test);
-  test.params.softcap = 15.0;
-  check_forward(test);
-  test.num_sinks = 3;
-  check_forward(test);
-  test.params.sink_layout = SinkLayout::RowSinkHead;
+  test.params.softcap = 1e6;
   check_forward(test);
 }
 
@@ -150,25 +72,6 @@ TEST_P(ForwardTest, FloatOutAndMergingIntoIt) {
   test.has_max_logits = true;
   test.num_sinks = 1;
   check_forward(test);
-}
-
-TEST_P(ForwardTest, DimsBelowTheInstanceAndUnequalOnes) {
-  for (const auto& [dim_qk, dim_v] :
-       std::vector<std::pair<std::int32_t, std::int32_t>>{{8, 8},
-                                                          {40, 56},
-                                                          {120, 64},
-                                                          {72, 128},
-                                                          {136, 8},
-                                                          {184, 120},
-                                                          {24, 136},
-                                                          {200, 248},
-                                                          {256, 64}}) {
-    ForwardCase test = base();
-    test.dim_qk = dim_qk;
-    test.dim_v = dim_v;
-    test.mask = one_slice(150, 333, MaskType::Causal);
-    check_forward(test);
-  }
 }
 
 /// Every row attends to exactly one key: the scores of all others underflow to probability 0, so

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <functional>
 #include <vector>
 
 #include "kernels/schedule/host/split_rule.hpp"
 #include "kernels/sm90/forward/case.hpp"
-#include "support/gpu/gpu_test.hpp"
+#include "kernels/sm90/shared_suite.hpp"
 
 namespace magi::test {
 namespace {
@@ -12,15 +11,7 @@ namespace {
 using ForwardMaskTest = GpuTest;
 using ForwardWideMaskTest = GpuTest;
 
-std::int32_t pick(RandomStream& random, const std::vector<std::int32_t>& values) {
-  return values[static_cast<std::size_t>(
-      random.between(0, static_cast<std::int32_t>(values.size()) - 1))];
-}
-
-/// Draws dims of q, k and of v.
-using DrawDims = std::function<void(RandomStream&, ForwardCase&)>;
-
-ForwardCase random_case(std::uint64_t seed, const DrawDims& draw_dims) {
+ForwardCase random_case(std::uint64_t seed, std::int32_t instance) {
   RandomStream random(seed);
   ForwardCase test;
   test.seed = seed;
@@ -28,20 +19,10 @@ ForwardCase random_case(std::uint64_t seed, const DrawDims& draw_dims) {
   options.max_rows_q = pick(random, {20, 150, 400});
   options.max_rows_k = pick(random, {20, 150, 700});
   options.has_free_bands = seed % 5 == 0;  // lists of the others are made on the device too
-  test.mask = random_mask(random, options);
-  test.type = random.chance(70) ? DType::BFloat16 : DType::Float16;
-  test.heads_kv = pick(random, {1, 2});
-  const std::int32_t group = pick(random, {1, 2, 3, 4, 8});
-  test.heads_q = test.heads_kv * group;
-  draw_dims(random, test);
-  test.layout = static_cast<Layout>(random.between(0, 2));
-  test.has_float_out = random.chance(25);
+  draw_case(random, instance, options, test);
+  const std::int32_t group = test.heads_q / test.heads_kv;
   test.is_merging = random.chance(20);
   test.has_max_logits = random.chance(25);
-  test.num_sinks = random.chance(20) ? random.between(1, 8) : 0;
-  test.params.sink_layout = random.chance(50) ? SinkLayout::SinkHead : SinkLayout::RowSinkHead;
-  test.params.softcap = random.chance(20) ? 20.0 : 0.0;
-  test.params.softmax_scale = random.chance(30) ? 0.3 : 0.0;
   if (random.chance(60)) {
     std::vector<std::int32_t> allowed;
     for (std::int32_t heads = 1; heads <= group; heads *= 2) {
@@ -57,32 +38,15 @@ ForwardCase random_case(std::uint64_t seed, const DrawDims& draw_dims) {
   return test;
 }
 
-void check_random_masks(const DrawDims& draw_dims) {
+void check_random_masks(std::int32_t instance) {
   for_each_random_mask([&](int number) {
-    check_forward(random_case(1000 + static_cast<std::uint64_t>(number), draw_dims));
+    check_forward(random_case(1000 + static_cast<std::uint64_t>(number), instance));
   });
 }
 
-TEST_F(ForwardMaskTest, RandomMasksAgreeWithFloat64) {
-  check_random_masks([](RandomStream& random, ForwardCase& test) {
-    test.dim_qk = pick(random, {64, 128, 128, 80});
-    test.dim_v = random.chance(80) ? test.dim_qk : pick(random, {32, 64, 128});
-  });
-}
-
-TEST_F(ForwardWideMaskTest, Dim192MasksAgreeWithFloat64) {
-  check_random_masks([](RandomStream& random, ForwardCase& test) {
-    test.dim_qk = pick(random, {192, 192, 192, 136, 184});
-    test.dim_v = pick(random, {128, 128, 128, 72, 8});
-  });
-}
-
-TEST_F(ForwardWideMaskTest, Dim256MasksAgreeWithFloat64) {
-  check_random_masks([](RandomStream& random, ForwardCase& test) {
-    test.dim_qk = pick(random, {256, 256, 256, 200, 64});
-    test.dim_v = random.chance(80) ? 256 : pick(random, {136, 192, 248});
-  });
-}
+TEST_F(ForwardMaskTest, RandomMasksAgreeWithFloat64) { check_random_masks(128); }
+TEST_F(ForwardWideMaskTest, Dim192MasksAgreeWithFloat64) { check_random_masks(192); }
+TEST_F(ForwardWideMaskTest, Dim256MasksAgreeWithFloat64) { check_random_masks(256); }
 
 }  // namespace
 }  // namespace magi::test
