@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <functional>
 #include <tuple>
 
 #include "base/random.hpp"
@@ -9,8 +10,12 @@
 namespace magi::test {
 namespace {
 
-class ListedForwardTest : public GpuTest,
-                          public ::testing::WithParamInterface<std::tuple<DType, int>> {
+void check_listed(const ListedCase& test) {
+  check_listed_forward(test);
+  check_listed_backward(test);
+}
+
+class ListedTest : public GpuTest, public ::testing::WithParamInterface<std::tuple<DType, int>> {
  protected:
   ListedCase base(std::int32_t heads) const {
     ListedCase test;
@@ -21,94 +26,96 @@ class ListedForwardTest : public GpuTest,
   }
 };
 
-TEST_P(ListedForwardTest, HeadsOfAKvHead) {
+TEST_P(ListedTest, HeadsOfAKvHead) {
   for (const std::int32_t heads : {1, 8, 16, 63, 64, 65, 127, 128, 129, 200}) {
-    check_listed_forward(base(heads));
+    check_listed(base(heads));
   }
 }
 
-TEST_P(ListedForwardTest, LengthsAroundTiles) {
+TEST_P(ListedTest, LengthsAroundTiles) {
   for (const std::int32_t entries : {1, 63, 64, 65, 127, 128, 129, 256, 700}) {
     for (const std::int32_t heads : {4, 128}) {
       ListedCase test = base(heads);
       test.entries = entries;
-      check_listed_forward(test);
+      check_listed(test);
       test.has_full_lists = true;
-      check_listed_forward(test);
+      check_listed(test);
     }
   }
 }
 
-TEST_P(ListedForwardTest, NothingToSee) {
+TEST_P(ListedTest, NothingToSee) {
   for (const std::int32_t heads : {4, 128}) {
     ListedCase test = base(heads);
     test.entries = 0;
-    check_listed_forward(test);
+    check_listed(test);
     test.num_sinks = 2;
-    check_listed_forward(test);
+    check_listed(test);
     test.entries = 30;
     test.rows_k = 0;
-    check_listed_forward(test);
+    check_listed(test);
     test.rows_q = 0;
-    check_listed_forward(test);
+    check_listed(test);
+    test.params.sink_layout = SinkLayout::RowSinkHead;
+    check_listed(test);
   }
 }
 
-TEST_P(ListedForwardTest, BlocksOfKeys) {
+TEST_P(ListedTest, BlocksOfKeys) {
   for (const std::int32_t block : {2, 16, 33, 64, 400}) {
     ListedCase test = base(24);
     test.heads_kv = 3;
     test.block_keys = block;
     test.entries = 12;
-    check_listed_forward(test);
+    check_listed(test);
   }
 }
 
-/// Items follow each other through the rings of one CTA or two.
-TEST_P(ListedForwardTest, OneMultiprocessorWalksAllItems) {
+/// Items follow each other through the rings of one CTA or two, and add to the same keys.
+TEST_P(ListedTest, OneMultiprocessorWalksAllItems) {
   for (const std::int32_t heads : {12, 140}) {
     ListedCase test = base(heads);
     test.heads_kv = 2;
     test.rows_q = 23;
     test.sm_margin = device_info(0).num_sms - 1;
-    check_listed_forward(test);
+    check_listed(test);
     test.entries = 20;
-    check_listed_forward(test);
+    check_listed(test);
   }
 }
 
-TEST_P(ListedForwardTest, SoftcapSinksAndMaxLogits) {
+TEST_P(ListedTest, SoftcapSinksMaxLogitsAndTheGradientOfLse) {
   for (const std::int32_t heads : {8, 128}) {
     ListedCase test = base(heads);
     test.num_sinks = 3;
-    check_listed_forward(test);
+    check_listed(test);
     test.params.sink_layout = SinkLayout::RowSinkHead;
-    test.has_max_logits = true;
-    check_listed_forward(test);
+    test.has_max_logits = test.has_dlse = true;
+    check_listed(test);
     test.magnitude = 2.0;
     test.params.softcap = 15.0;
     test.params.softmax_scale = 0.2;
-    check_listed_forward(test);
+    check_listed(test);
   }
 }
 
-TEST_P(ListedForwardTest, LayoutsDimsAndFloatOut) {
+TEST_P(ListedTest, LayoutsDimsAndFloatOut) {
   for (const Layout layout : {Layout::PaddedRows, Layout::HeadMajor}) {
     for (const std::int32_t heads : {10, 130}) {
       ListedCase test = base(heads);
       test.heads_kv = 2;
       test.layout = layout;
       test.has_float_out = true;
-      check_listed_forward(test);
+      check_listed(test);
       test.has_float_out = false;
       test.dim_qk -= 24;
       test.dim_v -= 40;
-      check_listed_forward(test);
+      check_listed(test);
     }
   }
 }
 
-TEST_P(ListedForwardTest, RandomCases) {
+TEST_P(ListedTest, RandomCases) {
   for (int i = 0; i < num_random_masks() / 4; ++i) {
     const auto seed = static_cast<std::uint64_t>(first_random_mask() + i);
     RandomStream random(seed);
@@ -124,33 +131,85 @@ TEST_P(ListedForwardTest, RandomCases) {
     test.layout = static_cast<Layout>(random.between(0, 2));
     test.num_sinks = random.chance(70) ? 0 : 1;
     test.has_max_logits = random.chance(30);
+    test.has_dlse = random.chance(30);
+    test.is_fast = random.chance(50);
     check_listed_forward(test);
+    if (i % 2 == 0) check_listed_backward(test);
     if (HasFailure()) break;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Instances, ListedForwardTest,
+/// Only their first one is a block, and what lies behind the keys is not walked.
+TEST_P(ListedTest, BlocksLongerThanTheKeys) {
+  ListedCase test = base(16);
+  test.entries = 3;
+  test.block_keys = kMaxRows;
+  check_listed(test);
+}
+
+TEST_P(ListedTest, RowsThatShareTheirSinksInMemory) {
+  ListedCase test = base(8);
+  test.num_sinks = 2;
+  test.repeats_sinks = true;
+  test.params.sink_layout = SinkLayout::RowSinkHead;
+  check_listed_backward(test);
+}
+
+TEST_P(ListedTest, SumsInOrder) {
+  for (const int heads : {1, 20, 128, 150}) {
+    ListedCase test = base(heads);
+    test.heads_kv = 2;
+    test.heads_q *= 2;
+    test.rows_q = 12;
+    test.is_fast = false;
+    check_listed_backward(test);
+    test.dim_qk -= 24;
+    test.dim_v -= 40;
+    test.block_keys = 7;
+    test.entries = 30;
+    check_listed_backward(test);
+  }
+}
+
+/// Each key stands 100 times in each list: parts of a few queries fill the memory for them.
+TEST_P(ListedTest, SumsInOrderOverSeveralRuns) {
+  ListedCase test = base(3);
+  test.rows_q = 20;
+  test.block_keys = test.rows_k;
+  test.entries = 100;
+  test.is_fast = false;
+  check_listed_backward(test);
+}
+
+INSTANTIATE_TEST_SUITE_P(Instances, ListedTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
                                             ::testing::Values(64, 128)));
 
-class ListedRefusalTest : public GpuTest {
- protected:
-  static std::string refusal(const ForwardArgs& args, const KeyLists& lists, int sm_margin = 0) {
-    try {
-      attention_forward_cuda(args, lists, sm_margin, nullptr);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "";
+using ListedRefusalTest = GpuTest;
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
   }
-};
+  return "";
+}
+
+std::string refusal(const ForwardArgs& args, const KeyLists& lists, int sm_margin = 0) {
+  return message_of([&] { attention_forward_cuda(args, lists, sm_margin, nullptr); });
+}
+
+std::string refusal(const BackwardArgs& args, const KeyLists& lists) {
+  return message_of([&] { attention_backward_cuda(args, lists, {}, nullptr); });
+}
 
 TEST_F(ListedRefusalTest, NamesWhatIsNotTaken) {
   ListedCase test;
   test.rows_q = 4;
   const ListedIndices indices(test);
   const GuardedTensor q(DType::BFloat16, 4, 2, 128), k(DType::BFloat16, 300, 1, 128);
-  const GuardedTensor lse(DType::Float32, 4, 2, 1);
+  const GuardedTensor lse(DType::Float32, 4, 2, 1), wide(DType::Float32, 300, 2, 128);
   ForwardArgs args;
   args.q = args.out = q.view();
   args.k = args.v = k.view();
@@ -178,6 +237,20 @@ TEST_F(ListedRefusalTest, NamesWhatIsNotTaken) {
   args.is_merging = true;
   args.out.dtype = DType::Float32;
   EXPECT_EQ(refusal(args, lists), "is_merging is true; allowed: false under lists on a GPU");
+
+  BackwardArgs back;
+  back.q = back.out = back.dout = back.dq = q.view();
+  back.k = back.v = back.dk = back.dv = k.view();
+  back.lse = lse.view(2);
+  back.dout = wide.view().slice(0, 0, 4);
+  EXPECT_EQ(refusal(back, indices.view()),
+            "dout.dtype is float32; allowed: that of q under lists on a GPU");
+  back.dout = q.view();
+  back.is_accumulating = true;
+  back.dq = wide.view().slice(0, 0, 4);
+  back.dk = back.dv = wide.view().slice(1, 0, 1);
+  EXPECT_EQ(refusal(back, indices.view()),
+            "is_accumulating is true; allowed: false under lists on a GPU");
 }
 
 }  // namespace
