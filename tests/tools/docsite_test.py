@@ -51,13 +51,6 @@ class Stage(unittest.TestCase):
         )
         self.assertEqual(text["source/src/x.hpp.md"], "# src/x.hpp\n\n````cpp\nint x;\n````\n")
 
-    def test_code_is_left_as_it_is(self):
-        root, _ = self.folder({"docs/a.md": "", "README.md": ""})
-        text = "```text\n[a](../README.md)\n```\n[a](../README.md)\n"
-        found, outside = stage.rewritten(text, pathlib.Path("docs/a.md"), root)
-        self.assertEqual(found, "```text\n[a](../README.md)\n```\n[a](source/README.md)\n")
-        self.assertEqual(outside, [pathlib.Path("README.md")])
-
 
 class Pages(unittest.TestCase):
     def site(self, **texts):
@@ -69,12 +62,6 @@ class Pages(unittest.TestCase):
         for name, text in texts.items():
             (folder / f"{name}.html").write_text(ARTICLE.format(text))
         return pages.read(folder), folder
-
-    def test_pages_without_picture_or_example_are_counted(self):
-        found, _ = self.site(
-            code="<pre>x</pre>", picture="<img src=a.svg>", words="<p>x</p>", rows="<td>x</td>"
-        )
-        self.assertEqual(pages.bare(found), ["rows.html", "words.html"])
 
     def test_links_and_pictures_that_lead_nowhere(self):
         found, folder = self.site(
@@ -92,28 +79,6 @@ class Pages(unittest.TestCase):
                 "two.html: #nowhere: there is no such anchor",
                 "two.html: b.svg: there is no such file",
             ],
-        )
-
-    def test_what_another_host_would_send(self):
-        found, folder = self.site(
-            one="<script src='https://x.org/y.js'></script><img src='//x.org/z.png'>"
-        )
-        self.assertEqual(
-            pages.faults(found, folder),
-            [
-                "one.html: https://x.org/y.js is fetched from another host",
-                "one.html: //x.org/z.png is fetched from another host",
-            ],
-        )
-
-    def test_lists_and_tables_that_stayed_text(self):
-        found, folder = self.site(
-            list="<p>words:\n- a\n- b</p>", table="<p>words\n| a | b |\n|---|---|</p>",
-            number="<p>words\n2. b</p>", fine="<p>a - b\n-c, 3.5 and |x|</p><ul><li>a</li></ul>",
-        )  # fmt: skip
-        faults = pages.faults(found, folder)
-        self.assertEqual(
-            [fault.split(":")[0] for fault in faults], ["list.html", "number.html", "table.html"]
         )
 
 

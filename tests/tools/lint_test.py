@@ -2,7 +2,6 @@
 import contextlib
 import io
 import pathlib
-import tempfile
 import unittest
 
 from load import tool
@@ -36,27 +35,6 @@ class Lengths(unittest.TestCase):
         self.assertEqual(
             findings(cxx.check_lengths, "src/mask/a.cpp", function_of(51)),
             [(2, "function of 51 lines; at most 50")],
-        )
-
-    def test_kernels_and_device_functions_have_their_own_caps(self):
-        kernel = function_of(61, "__global__ void __launch_bounds__(384, 1) f(Args a)")
-        self.assertEqual(len(findings(cxx.check_lengths, "src/kernels/a.cu", kernel)), 1)
-        device = function_of(70, "__device__ void f(int a)")
-        self.assertEqual(findings(cxx.check_lengths, "src/kernels/a.cu", device), [])
-
-    def test_methods_are_functions_and_classes_are_not(self):
-        body = "  void g() {\n" + "    x();\n" * 60 + "  }\n"
-        given = "struct S : Base {\n" + body + "};\n"
-        self.assertEqual(
-            findings(cxx.check_lengths, "src/mask/a.hpp", given),
-            [(2, "function of 62 lines; at most 50")],
-        )
-
-    def test_braces_in_strings_comments_and_macros_do_not_count(self):
-        given = "#define OPEN {\nint f() {\n  // {\n  return g(\"{\") + '{' + 1'000;\n}\n"
-        given += "int h() {\n  return 1;\n}\n"
-        self.assertEqual(
-            [(start, length) for start, length, _ in cxx.functions(given)], [(2, 4), (6, 3)]
         )
 
     def test_long_files_and_lines(self):
@@ -110,28 +88,6 @@ class Layers(unittest.TestCase):
         ):
             self.assertEqual(len(check(name, given)), 1, name)
 
-    def test_folders_of_the_command_include_lower_ones_only(self):
-        headers = ("commands.hpp", "common/b.hpp", "ranks/b.hpp", "demo/b.hpp", "simulate/b.hpp")
-        there = {f"cli/{header}": "" for header in headers} | {"src/simulate/c.hpp": ""}
-
-        def check(name, *given):
-            text = "".join(f'#include "{header}"\n' for header in given)
-            return folder_findings({**there, f"cli/{name}": text})
-
-        self.assertEqual(check("a_command.cpp", "commands.hpp", "demo/b.hpp", "ranks/b.hpp"), [])
-        self.assertEqual(check("demo/a.cpp", "demo/b.hpp", "common/b.hpp", "ranks/b.hpp"), [])
-        # A folder of the library has the name of one of the command's.
-        self.assertEqual(check("demo/a.cpp", "simulate/c.hpp"), [])
-        for name, given in (
-            ("common/a.cpp", "ranks/b.hpp"),
-            ("common/a.cpp", "commands.hpp"),
-            ("ranks/a.cpp", "demo/b.hpp"),
-            ("bench/a.cpp", "commands.hpp"),
-            ("bench/a.cpp", "demo/b.hpp"),
-            ("demo/a.cpp", "simulate/b.hpp"),
-        ):
-            self.assertEqual(len(check(name, given)), 1, name)
-
     def test_the_checker_of_plans_includes_nothing_that_makes_them(self):
         headers = ("value", "cost", "tables", "work", "placement")
         there = {f"src/plan/{folder}/b.hpp": "" for folder in headers}
@@ -148,11 +104,6 @@ class Layers(unittest.TestCase):
         given = 'void f() { asm volatile("nop;"); }\n'
         self.assertEqual(findings(cxx.check_layers, "src/cuda/ptx/a.cuh", given), [])
         self.assertEqual(len(findings(cxx.check_layers, "src/kernels/tile/a.cuh", given)), 1)
-
-    def test_json_stays_in_sources(self):
-        given = "#include <nlohmann/json.hpp>\n"
-        self.assertEqual(findings(cxx.check_layers, "src/plan/a.cpp", given), [])
-        self.assertEqual(len(findings(cxx.check_layers, "src/plan/a.hpp", given)), 1)
 
 
 def python_function(lines, docstring=""):
@@ -193,28 +144,6 @@ class Python(unittest.TestCase):
         }
         self.assertEqual(parts - {"__init__"}, set(python.LEVEL_OF) - {"magi_attention"})
 
-    @unittest.skipIf(python.find_ruff(lint.ROOT) is None, "ruff is missing")
-    def test_format_and_rules_of_ruff(self):
-        found = []
-
-        def report(path, line, message):
-            found.append((path.name, line, message))
-
-        with tempfile.TemporaryDirectory() as folder:
-            good, bad, script = (pathlib.Path(folder) / name for name in ("a.py", "b.py", "c"))
-            good.write_text("a = [1]\n")
-            bad.write_text("a = [ 1]\n")
-            script.write_text("#!/usr/bin/env python3\nimport os\n")
-            self.assertTrue(python.is_python(script))
-            python.check_ruff(lint.ROOT, [good, bad, script], report)
-        self.assertEqual(
-            sorted(found),
-            [
-                ("b.py", 1, "unformatted: File would be reformatted"),
-                ("c", 2, "F401: `os` imported but unused"),
-            ],
-        )
-
 
 class Circles(unittest.TestCase):
     def test_circles_of_a_graph(self):
@@ -234,24 +163,6 @@ class Circles(unittest.TestCase):
             lint.all_circles(texts, {}),
             [("src/plan/a.hpp", "src/plan/b.hpp"), ("src/comm", "src/comm/ring")],
         )
-
-    def test_folders_of_the_command_that_include_each_other(self):
-        texts = {
-            "cli/files.hpp": "",
-            "cli/demo/a.cpp": '#include "files.hpp"\n',
-            "cli/demo_command.cpp": '#include "demo/b.hpp"\n',
-            "cli/demo/b.hpp": "",
-        }
-        self.assertEqual(lint.all_circles(texts, {}), [("cli", "cli/demo")])
-
-    def test_tests_that_include_each_other(self):
-        texts = {
-            "tests/plan/a.hpp": '#include "runtime/b.hpp"\n',
-            "tests/runtime/b.hpp": "",
-            "tests/runtime/c.cpp": '#include "plan/d.hpp"\n',
-            "tests/plan/d.hpp": "",
-        }
-        self.assertEqual(lint.all_circles(texts, {}), [("tests/plan", "tests/runtime")])
 
     def test_modules_that_import_each_other(self):
         def package(module, given):
@@ -280,16 +191,6 @@ class Circles(unittest.TestCase):
 
 
 class Budget(unittest.TestCase):
-    def test_words_are_those_of_pages(self):
-        texts = {"README.md": "two words\n", "docs/a/b.md": "one\n", "src/README.md": "no page\n"}
-        self.assertEqual(budget.count_words(texts), 3)
-
-    def test_the_fullest_folder_holds_sources_of_the_library(self):
-        texts = dict.fromkeys([f"src/plan/{n}.cpp" for n in range(3)] + ["src/mask/a.hpp"], "")
-        texts |= dict.fromkeys([f"tests/plan/{n}.cpp" for n in range(9)], "")
-        texts["src/plan/README.md"] = ""
-        self.assertEqual(budget.largest_folder(texts), (3, "src/plan"))
-
     def test_doc_comments_without_a_subject(self):
         text = "/// Of all ranks.\nint a;\n/// Returns b.\n/// Of it.\nint b;\n// As said\n"
         module = 'def f():\n    """What it is."""\n\n\ndef g():\n    """Returns g."""\n'
@@ -304,19 +205,6 @@ class Budget(unittest.TestCase):
         texts["tools/a.py"] = "patience\n"
         found = [place[2] for place in budget.private_words(texts)]
         self.assertEqual(found, ["an attend", "left-over", "patience"])
-
-    def test_virtual_functions_of_what_moves_rows(self):
-        text = "class PendingRows {\n  virtual ~PendingRows() = default;\n  virtual void f();\n};\n"
-        texts = {"src/comm/a.hpp": text, "src/comm/b.hpp": "class B {\n  virtual void g();\n};\n"}
-        self.assertEqual(budget.row_interface_virtuals(texts), 1)
-
-    def test_lines_of_the_executor(self):
-        texts = dict.fromkeys(["src/runtime/walk/a.cpp", "src/runtime/shard.cpp"], "a;\n")
-        self.assertEqual(budget.executor_lines(texts), 1)
-
-    def test_every_source_belongs_to_a_subsystem(self):
-        lines = budget.subsystem_lines({"src/plan/a.cpp": "a;\n", "tests/plan/a.cpp": "a;\nb;\n"})
-        self.assertEqual(lines["plans"], [1, 2])
 
 
 class Words(unittest.TestCase):
