@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 import traceback
@@ -38,6 +39,8 @@ def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
             pipe.send((None, result))
         except BaseException:  # the parent shows it
             pipe.send((traceback.format_exc(), None))
+        if "torch._dynamo" in sys.modules:  # what failed to compile would be skipped by later cases
+            torch._dynamo.reset()
         # Another rank may still be about to connect in a group whose making has ended here.
         with contextlib.suppress(RuntimeError):  # ranks that are being stopped
             dist.barrier(groups[size])
