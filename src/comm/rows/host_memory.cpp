@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "comm/rows/host_sums.hpp"
 #include "comm/rows/row_layout.hpp"
 #include "comm/rows/row_memory.hpp"
-#include "comm/rows/row_sink.hpp"
 
 // Host memory: everything is done when a call returns.
 namespace magi::comm {
@@ -60,19 +60,8 @@ class HostMemory final : public RowMemory {
   }
 
   void combine(const Partials& partials, void* /*stream*/) override {
-    const auto& [kind, to, wire_types, wire, tasks, rounded] = partials;
-    MAGI_CHECK(rounded.empty());
-    const std::size_t row_bytes = wire_row_bytes(to, wire_types);
-    const auto sink = make_reduce_sink(to, tasks.sums, kind);
-    for (const SumTask& task : tasks.sums) {
-      const auto first = static_cast<std::size_t>(task.first_part);
-      const auto num_parts = static_cast<std::size_t>(task.num_parts);
-      for (const std::int32_t row : tasks.parts.subspan(first, num_parts)) {
-        sink->put(wire_types, {task.row, task.num_rows},
-                  wire + static_cast<std::size_t>(row) * row_bytes);
-      }
-    }
-    sink->finish();
+    MAGI_CHECK(partials.rounded.empty());
+    combine_on_host(partials);
   }
 
   void maximise(const TensorView& rows, const TensorView& values, void* /*stream*/) override {

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/rows/host_sums.hpp"
+
+#include <cstring>
+#include <vector>
+
+#include "base/half.hpp"
+#include "base/lse_merge.hpp"
+#include "comm/rows/row_layout.hpp"
+#include "magi/error.hpp"
+
+namespace magi::comm {
+namespace {
+
+template <typename T>
+T load_as(const std::byte* wire, std::size_t idx) {
+  T value;
+  std::memcpy(&value, wire + idx * sizeof(T), sizeof(T));
+  return value;
+}
+
+/// Calls body(load) with load(wire, idx) for the type; one loop per type, so that each vectorises.
+template <typename Body>
+void with_loader(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::Float64:
+      return body([](const std::byte* wire, std::size_t i) { return load_as<double>(wire, i); });
+    case DType::Float32:
+      return body([](const std::byte* wire, std::size_t i) { return load_as<float>(wire, i); });
+    case DType::Float16:
+      return body([](const std::byte* wire, std::size_t i) {
+        return float16_to_float(load_as<std::uint16_t>(wire, i));
+      });
+    case DType::BFloat16:
+      return body([](const std::byte* wire, std::size_t i) {
+        return bfloat16_to_float(load_as<std::uint16_t>(wire, i));
+      });
+    case DType::Int32:
+    case DType::Int64:
+      break;
+  }
+  throw InternalError("broken invariant: a reduce of integers is refused at the call");
+}
+
+/// A row of a tensor in the type of its sums, `Sum`: double for float64 tensors, else float.
+template <typename Sum>
+class WideRow {
+ public:
+  explicit WideRow(const TensorView& tensor)
+      : values(row_elements(tensor)),
+        layout_({&tensor, 1}),
+        dtype_(tensor.dtype),
+        bytes_(layout_.row_bytes()) {}
+
+  void load(std::int64_t row) {
+    layout_.pack(row, 1, bytes_.data());
+    with_loader(dtype_, [this](auto load) {
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = static_cast<Sum>(load(bytes_.data(), i));
+      }
+    });
+  }
+  void store(std::int64_t row) {
+    for (std::size_t i = 0; i < values.size(); ++i) store_value(i);
+    layout_.unpack(row, 1, bytes_.data());
+  }
+
+  std::vector<Sum> values;
+
+ private:
+  void store_value(std::size_t i) {
+    if (dtype_bytes(dtype_) == sizeof(Sum)) {
+      std::memcpy(bytes_.data() + i * sizeof(Sum), &values[i], sizeof(Sum));
+      return;
+    }
+    const auto value = static_cast<float>(values[i]);
+    const std::uint16_t half =
+        dtype_ == DType::Float16 ? float_to_float16(value) : float_to_bfloat16(value);
+    std::memcpy(bytes_.data() + i * sizeof(half), &half, sizeof(half));
+  }
+
+  RowLayout layout_;
+  DType dtype_;
+  std::vector<std::byte> bytes_;
+};
+
+/// Calls combine(wire row) for the parts of each row, in order, while `rows` hold the row.
+template <typename Combine, typename... Rows>
+void for_each_part(const Partials& partials, const Combine& combine, Rows&... rows) {
+  const std::size_t row_bytes = wire_row_bytes(partials.to, partials.wire_types);
+  for (const SumTask& task : partials.tasks.sums) {
+    const auto parts = partials.tasks.parts.subspan(static_cast<std::size_t>(task.first_part),
+                                                    static_cast<std::size_t>(task.num_parts));
+    for (std::int32_t i = 0; i < task.num_rows; ++i) {
+      (rows.load(task.row + i), ...);
+      for (const std::int32_t part : parts) {
+        combine(partials.wire + static_cast<std::size_t>(part + i) * row_bytes);
+      }
+      (rows.store(task.row + i), ...);
+    }
+  }
+}
+
+/// Bytes of a wire row before those of tensor `t`.
+std::size_t wire_offset(const Partials& partials, std::size_t t) {
+  return wire_row_bytes(partials.to.first(t), partials.wire_types);
+}
+
+template <typename Sum>
+void add_rows(const Partials& partials, std::size_t t) {
+  const std::size_t offset = wire_offset(partials, t);
+  WideRow<Sum> row(partials.to[t]);
+  const auto add = [&](const std::byte* wire) {
+    with_loader(wire_type(partials.wire_types, t), [&](auto load) {
+      for (std::size_t i = 0; i < row.values.size(); ++i) {
+        row.values[i] += static_cast<Sum>(load(wire + offset, i));
+      }
+    });
+  };
+  for_each_part(partials, add, row);
+}
+
+/// What has weight zero is not read, so that it may be NaN.
+template <typename Sum, typename Load>
+void weigh(std::span<Sum> own, const Load& load_partial, const LseWeights<double>& weights) {
+  const auto own_weight = static_cast<Sum>(weights.own);
+  const auto partial_weight = static_cast<Sum>(weights.partial);
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    const Sum kept = weights.own != 0 ? own_weight * own[i] : Sum{0};
+    own[i] =
+        kept + (weights.partial != 0 ? partial_weight * static_cast<Sum>(load_partial(i)) : Sum{0});
+  }
+}
+
+/// Merges into the pair {out, lse} that begins with tensor `t`.
+template <typename Sum, typename Lse>
+void merge_rows(const Partials& partials, std::size_t t) {
+  const std::size_t out_offset = wire_offset(partials, t);
+  const std::size_t lse_offset = wire_offset(partials, t + 1);
+  WideRow<Sum> out(partials.to[t]);
+  WideRow<Lse> lse(partials.to[t + 1]);
+  const auto dim = static_cast<std::size_t>(partials.to[t].shape[2]);
+  const auto merge = [&](const std::byte* wire) {
+    with_loader(wire_type(partials.wire_types, t + 1), [&](auto load_lse) {
+      with_loader(wire_type(partials.wire_types, t), [&](auto load) {
+        for (std::size_t head = 0; head < lse.values.size(); ++head) {
+          const auto weights = merge_lse(static_cast<double>(lse.values[head]),
+                                         static_cast<double>(load_lse(wire + lse_offset, head)));
+          weigh(
+              std::span(out.values).subspan(head * dim, dim),
+              [&](std::size_t i) { return load(wire + out_offset, head * dim + i); }, weights);
+          lse.values[head] = static_cast<Lse>(weights.lse);
+        }
+      });
+    });
+  };
+  for_each_part(partials, merge, out, lse);
+}
+
+/// Calls body(sum) with a value of the type that rows of `tensor` are summed in.
+template <typename Body>
+void with_sum_type(const TensorView& tensor, const Body& body) {
+  if (tensor.dtype == DType::Float64) return body(double{});
+  body(float{});
+}
+
+}  // namespace
+
+void combine_on_host(const Partials& partials) {
+  const bool is_merge = partials.kind == ExchangeKind::LseMerge;
+  for (std::size_t t = 0; t < partials.to.size(); t += is_merge ? 2 : 1) {
+    with_sum_type(partials.to[t], [&]<typename Sum>(Sum) {
+      if (!is_merge) return add_rows<Sum>(partials, t);
+      with_sum_type(partials.to[t + 1],
+                    [&]<typename Lse>(Lse) { merge_rows<Sum, Lse>(partials, t); });
+    });
+  }
+}
+
+}  // namespace magi::comm
