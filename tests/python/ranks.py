@@ -15,6 +15,7 @@ import traceback
 WORLD_SIZE = 4
 COMM_SECONDS = 120  # a rank that compiles a model may come so much later than its peers
 CASE_SECONDS = 300
+_GROUPS_OF_CASE = 1000  # more than a case makes
 
 
 def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
@@ -33,7 +34,9 @@ def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
     groups = {n: dist.new_group(range(n), timeout=timeout) for n in range(1, world_size + 1)}
     kept = set(distributed_c10d._world.pg_map)
     while (task := pipe.recv()) is not None:
-        size, case, arguments = task
+        number, size, case, arguments = task
+        # torch numbers groups as each process makes them, and a case may be for a few ranks.
+        distributed_c10d._world.group_count = _GROUPS_OF_CASE * number
         try:
             result = case(groups[size], *arguments)
             pipe.send((None, result))
@@ -59,7 +62,7 @@ class Ranks:
         self, world_size: int = WORLD_SIZE, backend: str = "gloo", seconds: float = CASE_SECONDS
     ) -> None:
         self._world_size, self._backend, self._seconds = world_size, backend, seconds
-        self._workers = []
+        self._workers, self._num_cases = [], 0
 
     @property
     def has_gpus(self) -> bool:
@@ -82,8 +85,9 @@ class Ranks:
         if not self._workers:
             self._start()
         workers = self._workers[:size]
+        self._num_cases += 1
         for _, pipe in workers:
-            pipe.send((size, case, arguments))
+            pipe.send((self._num_cases, size, case, arguments))
         errors, results = [], []
         deadline = time.monotonic() + self._seconds
         for rank, (_, pipe) in enumerate(workers):
