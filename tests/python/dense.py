@@ -34,13 +34,15 @@ class Mask:
         return counts
 
 
-def attention(q, k, v, mask: Mask, sink=None, scale=None, softcap=0.0):
-    """out, lse, max_logits; sink [sinks, heads] or [rows, sinks, heads]."""
+def attention(q, k, v, mask: Mask | torch.Tensor, sink=None, scale=None, softcap=0.0):
+    """out, lse, max_logits; mask: or how often each pair is seen, [rows, keys] or of each head;
+    sink [sinks, heads] or [rows, sinks, heads].
+    """
     group = q.shape[1] // k.shape[1]
     k, v = (t.repeat_interleave(group, 1) for t in (k, v))
     scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
     raw = torch.einsum("qhd,khd->hqk", q, k) * scale
-    counts = mask.multiplicity()
+    counts = mask if isinstance(mask, torch.Tensor) else mask.multiplicity()
     logits = softcap * torch.tanh(raw / softcap) if softcap else raw
     logits = logits + counts.log()
     if sink is not None:
@@ -54,6 +56,40 @@ def attention(q, k, v, mask: Mask, sink=None, scale=None, softcap=0.0):
     out = torch.einsum("hqk,khd->qhd", weights[..., : k.shape[0]], v)
     max_logits = raw.masked_fill(counts == 0, -math.inf).amax((1, 2))
     return out, lse.T, max_logits
+
+
+def backward(tensors, visible, scale, softcap=0.0, dlse=None):
+    """dq, dk, dv as kernels make them, from the out and lse that they are given; tensors: q, k, v,
+    out, dout [rows, heads, dim] and lse [heads, rows].
+    """
+    q, k, v, out, dout, lse = (tensor.double() for tensor in tensors)
+    kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
+    k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+    scores, slope = torch.einsum("qhd,khd->hqk", q, k) * scale, scale
+    if softcap:
+        capped = torch.tanh(scores / softcap)
+        scores, slope = softcap * capped, scale * (1 - capped.square())
+    weights = torch.exp(scores.masked_fill(~visible, -math.inf) - lse.unsqueeze(-1))
+    drop = (dout * out).sum(-1).T - (0.0 if dlse is None else dlse.double())
+    dweights = torch.einsum("qhd,khd->hqk", dout, v)
+    dscores = weights * (dweights - drop.unsqueeze(-1)) * slope
+    dq = torch.einsum("hqk,khd->qhd", dscores, k)
+    dk, dv = (
+        torch.einsum("hqk,qhd->khd", *pair).unflatten(1, (kv_heads, group)).sum(2)
+        for pair in ((dscores, q), (weights, dout))
+    )
+    return dq, dk, dv
+
+
+def window(rows: int, keys: int, causal: bool, sides=(None, None)) -> torch.Tensor:
+    """The pairs that flash-attn shows, from the bottom right; sides: left and right, where None
+    and -1 are no bound.
+    """
+    left, right = (-1 if side is None else side for side in sides)
+    right = 0 if causal else right
+    seen = torch.ones(rows, keys, dtype=torch.bool)
+    seen = seen.triu(keys - rows - left) if left >= 0 else seen
+    return seen.tril(keys - rows + right) if right >= 0 else seen
 
 
 def masks(rows: int) -> dict[str, Mask]:

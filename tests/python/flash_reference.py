@@ -12,19 +12,10 @@ from unittest import mock
 
 import torch
 
+import dense
 from magi_attn_extensions import _installed
 
 calls: list[str] = []
-
-
-def _seen(rows_q, rows_k, causal, window) -> torch.Tensor:
-    distance = torch.arange(rows_k)[None] - torch.arange(rows_q)[:, None] - (rows_k - rows_q)
-    left, right = (-1 if side is None else side for side in window)
-    right = 0 if causal else right
-    seen = torch.ones(rows_q, rows_k, dtype=torch.bool)
-    if left >= 0:
-        seen &= distance >= -left
-    return seen & (distance <= right) if right >= 0 else seen
 
 
 def _parts(q, k, bounds):
@@ -40,18 +31,11 @@ def _parts(q, k, bounds):
         yield (slice(q0, q1),), (slice(k0, k1),), (slice(None), slice(q0, q1))
 
 
-def _scores(q, k, options):
-    """[heads, rows, keys], and their slope through the softcap."""
-    scale, causal, window, softcap = options
+def _kind(q, k, options) -> tuple:
+    """What dense takes of two parts: visible, scale and softcap."""
+    scale, causal, sides, softcap = options
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    slope = torch.full_like(scores, scale)
-    if softcap:
-        capped = torch.tanh(scores / softcap)
-        scores, slope = softcap * capped, scale * (1 - capped.square())
-    seen = _seen(q.shape[0], k.shape[0], causal, window)
-    return scores.masked_fill(~seen, -torch.inf), slope
+    return dense.window(q.shape[0], k.shape[0], causal, sides), scale, softcap
 
 
 def _forward(q, k, v, bounds, options, without_keys):
@@ -59,35 +43,25 @@ def _forward(q, k, v, bounds, options, without_keys):
     out, lse = torch.zeros_like(q), q.new_full(lse_shape, torch.nan)
     with torch.no_grad():
         for rows, keys, place in _parts(q, k, bounds):
-            scores, _ = _scores(q[rows], k[keys], options)
-            values = v[keys].repeat_interleave(q.shape[-2] // v.shape[-2], 1)
-            of_rows = scores.logsumexp(-1) if scores.shape[2] else scores.new_full(
-                scores.shape[:2], -torch.inf)  # fmt: skip
-            weights = scores.softmax(-1).nan_to_num()
-            out[rows] = torch.einsum("hqk,khd->qhd", weights, values)
-            lse[place] = of_rows.masked_fill(of_rows.isneginf(), without_keys)
+            visible, scale, softcap = _kind(q[rows], k[keys], options)
+            tensors = (t.double() for t in (q[rows], k[keys], v[keys]))
+            if not visible.numel():
+                lse[place] = without_keys
+                continue
+            out[rows], of_rows, _ = dense.attention(*tensors, visible, None, scale, softcap)
+            lse[place] = of_rows.T.masked_fill(of_rows.T.isneginf(), without_keys).to(lse.dtype)
     return out, lse
 
 
 def _backward(q, k, v, out, dout, lse, dlse, bounds, options, written) -> None:
     for tensor in written:
         tensor.zero_()
-    group = q.shape[-2] // k.shape[-2]
     for rows, keys, place in _parts(q, k, bounds):
-        scores, slope = _scores(q[rows], k[keys], options)
-        weights = torch.exp(scores - lse[place].unsqueeze(-1))
-        drop = (dout[rows] * out[rows]).sum(-1).T - (0.0 if dlse is None else dlse[place])
-        values = v[keys].repeat_interleave(group, 1)
-        dweights = torch.einsum("qhd,khd->hqk", dout[rows], values)
-        dscores = weights * (dweights - drop.unsqueeze(-1)) * slope
-        wide = k[keys].repeat_interleave(group, 1)
-        found = (
-            torch.einsum("hqk,khd->qhd", dscores, wide),
-            torch.einsum("hqk,qhd->khd", dscores, q[rows]),
-            torch.einsum("hqk,qhd->khd", weights, dout[rows]),
-        )
+        tensors = q[rows], k[keys], v[keys], out[rows], dout[rows], lse[place]
+        kind = _kind(q[rows], k[keys], options)
+        found = dense.backward(tensors, *kind, None if dlse is None else dlse[place])
         for tensor, gradient, index in zip(written, found, (rows, keys, keys)):
-            tensor[index] = gradient.unflatten(1, (tensor.shape[-2], -1)).sum(2)
+            tensor[index] = gradient.to(tensor.dtype)
 
 
 NO_BOUNDS = (None,) * 4

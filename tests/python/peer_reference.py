@@ -14,46 +14,25 @@ from unittest import mock
 
 import torch
 
+import dense
 from magi_attention.backends import _flex
-
-
-def _wide(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """[rows, heads, dim] -> [heads, rows, dim] in float64, heads repeated."""
-    return tensor.double().repeat_interleave(heads // tensor.shape[1], 1).transpose(0, 1)
-
-
-def _scores(q, k, visible, scale) -> torch.Tensor:
-    scores = _wide(q, q.shape[1]) @ _wide(k, q.shape[1]).transpose(1, 2) * scale
-    return scores.masked_fill(~visible, -torch.inf)
 
 
 def dense_forward(q, k, v, visible, scale, out, lse) -> None:
     """out [rows, heads, dim], lse [heads, rows]; NaN in rows that see nothing."""
-    scores = _scores(q, k, visible, scale)
-    lse.copy_(scores.logsumexp(-1))
-    out.copy_((scores.softmax(-1) @ _wide(v, q.shape[1])).transpose(0, 1))
-    lse[:, ~visible.any(1)] = torch.nan
+    found, found_lse, _ = dense.attention(q.double(), k.double(), v.double(), visible, scale=scale)
+    out.copy_(found)
+    lse.copy_(found_lse.T)
+    blind = ~visible.any(1)
+    out[blind] = lse[:, blind] = torch.nan
 
 
 def dense_backward(tensors, visible, scale, dlse, written) -> None:
     """tensors: q, k, v, out, dout, lse; dq, dk and dv are NaN where no pair is."""
-    q, k, v, out, dout, lse = tensors
-    assert lse.isfinite().all()
-    heads = q.shape[1]
-    weights = torch.exp(_scores(q, k, visible, scale) - lse.double().unsqueeze(-1))
-    drop = (dout.double() * out.double()).sum(-1).T
-    if dlse is not None:
-        drop = drop - dlse.double()
-    dout = _wide(dout, heads)
-    dscores = weights * (dout @ _wide(v, heads).transpose(1, 2) - drop.unsqueeze(-1)) * scale
-    found = (
-        (dscores @ _wide(k, heads)).transpose(0, 1),
-        (dscores.transpose(1, 2) @ _wide(q, heads)).transpose(0, 1),
-        (weights.transpose(1, 2) @ dout).transpose(0, 1),
-    )
+    assert tensors[-1].isfinite().all()
     lone = ~visible.any(1), ~visible.any(0), ~visible.any(0)
+    found = dense.backward(tensors, visible, scale, dlse=dlse)
     for tensor, gradient, rows in zip(written, found, lone):
-        gradient = gradient.unflatten(1, (tensor.shape[1], -1)).sum(2)
         tensor.copy_(gradient)
         tensor[rows] = torch.nan
 
@@ -180,18 +159,13 @@ def _block_visible(rows, keys, sparse, mask_mod, aux_tensors, is_backward) -> to
 
 
 def _packed_visible(rows, keys, cu_q, cu_k, causal, window) -> torch.Tensor:
-    left, right = window
     assert not causal or window == (None, None)
     visible = torch.zeros(rows, keys, dtype=torch.bool)
     bounds_q = [0, rows] if cu_q is None else cu_q.tolist()
     bounds_k = [0, keys] if cu_k is None else cu_k.tolist()
     assert (bounds_q[0], bounds_q[-1], bounds_k[0], bounds_k[-1]) == (0, rows, 0, keys)
     for q0, q1, k0, k1 in zip(bounds_q, bounds_q[1:], bounds_k, bounds_k[1:]):
-        inside = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool)
-        diagonal = k1 - k0 - (q1 - q0)
-        if causal or right is not None:
-            inside = inside.tril(diagonal + (0 if causal else right))
-        visible[q0:q1, k0:k1] = inside if left is None else inside.triu(diagonal - left)
+        visible[q0:q1, k0:k1] = dense.window(q1 - q0, k1 - k0, causal, window)
     return visible
 
 
@@ -257,13 +231,9 @@ def flex_attention(q, k, v, *, block_mask, scale, enable_gqa, return_aux):
         return block_mask.mask_mod(batch.values, head.values, row.values, key)
 
     visible = _block_visible(q.shape[2], k.shape[2], sparse, mask_mod, None, False)
-    of_heads = [t[0].double() for t in (q, k, v)]
-    k, v = (t.repeat_interleave(len(of_heads[0]) // len(t), 0) for t in of_heads[1:])
-    scores = (of_heads[0] @ k.transpose(1, 2) * scale).masked_fill(~visible, -torch.inf)
-    scores = torch.where(visible.any(1)[:, None], scores, 0.0)  # no gradient is NaN
-    lse = torch.where(visible.any(1), scores.logsumexp(-1), -torch.inf)
-    out = scores.softmax(-1).masked_fill(~visible, 0.0) @ v
-    return out[None].to(q.dtype), _Aux(lse[None].to(q.dtype))
+    of_rows = (t[0].double().transpose(0, 1) for t in (q, k, v))
+    out, lse, _ = dense.attention(*of_rows, visible, scale=scale)
+    return out.transpose(0, 1)[None].to(q.dtype), _Aux(lse.T[None].to(q.dtype))
 
 
 def _modules() -> dict[str, types.ModuleType]:

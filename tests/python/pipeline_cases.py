@@ -184,7 +184,7 @@ def check_attention(title: str, key, mask: dense.Mask, case: Case, tensors) -> N
     names = ("out", "lse", "max_logits", "dq", "dk", "dv", "dsink")
     low = [None] * len(names)
     if not is_exact:
-        low = _flat(expected(_InType(mask, dtype), case, tensors, dtype))
+        low = _flat(expected(mask.multiplicity().to(dtype), case, tensors, dtype))
     for name, f, w, reference in zip(names, found, wanted, low):
         if w is None:
             assert name == "dsink" and f is None
@@ -204,16 +204,6 @@ def _allowed(low: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> flo
         return 0.0
     rounding = torch.finfo(dtype).eps * wanted[finite].abs().max().item()
     return 2 * (low.double() - wanted)[finite].abs().max().item() + rounding
-
-
-class _InType:
-    """A mask whose multiplicity is in the type of the inputs."""
-
-    def __init__(self, mask: dense.Mask, dtype: torch.dtype) -> None:
-        self._mask, self._dtype = mask, dtype
-
-    def multiplicity(self) -> torch.Tensor:
-        return self._mask.multiplicity().to(self._dtype)
 
 
 def same_bits(group, case: Case) -> None:

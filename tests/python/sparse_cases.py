@@ -13,7 +13,7 @@ from magi_attention.compat.keys.lookup import runtime_of
 from magi_attention.config import DispatchConfig, DistAttnConfig
 from magi_attention.plan import Plan
 from pipeline_cases import Case, make_key
-from sparse_masks import Counts, counts_of_lists
+from sparse_masks import counts_of_lists
 
 HEADS, DIM = (4, 2), 8
 
@@ -43,7 +43,7 @@ def check_results(bound, call, leaves, counts):
     found = [bound.undispatch(out.detach()), bound.undispatch(meta.lse.detach())]
     found += [leaf.grad for leaf in leaves]
     exact = [leaf.detach().requires_grad_() for leaf in leaves]
-    wanted, lse, _ = dense.attention(*exact, Counts(counts))
+    wanted, lse, _ = dense.attention(*exact, counts)
     gradients = torch.autograd.grad(wanted, exact, upstream, materialize_grads=True)
     for name, f, w in zip(("out", "lse", "dq", "dk", "dv"), found, (wanted, lse, *gradients)):
         w = w.detach()

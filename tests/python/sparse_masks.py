@@ -34,16 +34,6 @@ RESULTS = ("lse", "out", "dq", "dk", "dv")
 PART = 20  # cases that a process has of a round
 
 
-@dataclass
-class Counts:
-    """A mask by how often each query head sees each pair, [heads_q, rows_q, rows_k]."""
-
-    counts: torch.Tensor
-
-    def multiplicity(self) -> torch.Tensor:
-        return self.counts
-
-
 def counts_of_lists(lists, group, rows_k, sizes=(1, 1), rows_q=None):
     """Of lists [q_blocks, heads_kv, n] of blocks of keys; sizes: queries and keys of a block."""
     num_blocks = -(-rows_k // sizes[1])
@@ -205,7 +195,7 @@ def check(case: Case, generator: random.Random, device: str = "cpu") -> None:
     exact = wide_inputs(leaves)
     sink = options.get("sink")
     wanted, lse, _ = dense.attention(
-        *exact, Counts(case.counts), None if sink is None else sink.double(),
+        *exact, case.counts, None if sink is None else sink.double(),
         options.get("softmax_scale"), options.get("softcap", 0.0),
     )  # fmt: skip
     truth = [wanted, *gradients(wanted, exact, upstream.cpu().double())]

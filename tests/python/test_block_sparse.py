@@ -11,7 +11,7 @@ from magi_attention._native.attention import Options
 from magi_attention._native.blocks import BlockCall, BlockMask, BlockShape
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional import _sparse, block_sparse_attn_func
-from sparse_masks import Counts, below_diagonal, counts_of_blocks, counts_of_lists
+from sparse_masks import below_diagonal, counts_of_blocks, counts_of_lists
 from test_flex import close, inputs
 from view_cases import LAYOUTS, permuted
 
@@ -29,7 +29,7 @@ def compare(call, counts, sink=None):
     """out, lse and all gradients of call(q, k, v) against dense attention."""
     leaves = inputs(ROWS_Q, ROWS_K, HEADS)
     out, meta = call(*leaves)
-    wanted, lse, _ = dense.attention(*leaves, Counts(counts), sink)
+    wanted, lse, _ = dense.attention(*leaves, counts, sink)
     close(out.detach(), wanted.detach())
     close(meta.lse.detach(), lse.detach())
     if sink is not None and sink.requires_grad:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import dense
 import flash_reference
 import magi_attn_extensions as extensions
 from magi_attention.testing import assert_close, ref_attn_func
@@ -18,17 +19,6 @@ HEADS, KV_HEADS, DIM = 4, 2, 8
 def random(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
-
-
-def visible(rows_q, rows_k, causal, window=(-1, -1)):
-    diagonal = torch.arange(rows_k)[None] - torch.arange(rows_q)[:, None] - (rows_k - rows_q)
-    left, right = window[0], 0 if causal else window[1]
-    seen = torch.ones(rows_q, rows_k, dtype=torch.bool)
-    if left >= 0:
-        seen &= diagonal >= -left
-    if right >= 0:
-        seen &= diagonal <= right
-    return seen
 
 
 def make_sink(layout, rows, lead=()):
@@ -96,7 +86,7 @@ def check_batches(rows, layout, causal, window, is_installed):
     given = {"sink": sink, "sink_layout": layout or "sh", "causal": causal, "softcap": 4.0,
              "return_attn_probs": True}  # fmt: skip
     leaves = [q, k, v] + ([] if sink is None else [sink])
-    seen = visible(rows_q, rows_k, causal, window)
+    seen = dense.window(rows_q, rows_k, causal, window)
 
     def wanted():
         return wanted_batch(q, k, v, sink, layout, seen, softcap=4.0)
@@ -118,7 +108,7 @@ def test_packed_heads(layout):
     qkv = random(2, 9, 3, HEADS, DIM)
     sink = make_sink(layout, (9,), (2,))
     q, k, v = qkv.unbind(2)
-    wanted, _ = wanted_batch(q, k, v, sink, layout, visible(9, 9, True))
+    wanted, _ = wanted_batch(q, k, v, sink, layout, dense.window(9, 9, True))
     for function in (
         extensions.fa2_qkvpacked_func_with_sink, extensions.fa3_qkvpacked_func_with_sink
     ):  # fmt: skip
@@ -128,7 +118,7 @@ def test_packed_heads(layout):
         grouped, sink, layout, causal=True, num_heads_q=HEADS
     )
     assert_close(out, wanted_batch(q, k[:, :, :2], v[:, :, :2], sink, layout,
-                                   visible(9, 9, True))[0])  # fmt: skip
+                                   dense.window(9, 9, True))[0])  # fmt: skip
 
 
 @KERNELS
@@ -147,7 +137,7 @@ def check_documents(layout, on_tensors, is_installed):
     sink = make_sink(layout, (16,))
     seen = torch.zeros(16, 20, dtype=torch.bool)
     for q0, q1, k0, k1 in zip(bounds_q, bounds_q[1:], bounds_k, bounds_k[1:]):
-        seen[q0:q1, k0:k1] = visible(q1 - q0, k1 - k0, True)
+        seen[q0:q1, k0:k1] = dense.window(q1 - q0, k1 - k0, True)
     cu = (bounds_q, bounds_k)
     if on_tensors:
         cu = tuple(torch.tensor(bounds, dtype=torch.int32) for bounds in cu)
@@ -197,7 +187,7 @@ def test_rows_without_keys(layout):
         )
 
     def wanted():
-        return wanted_batch(q, k, k, sink, layout, visible(7, 3, True))
+        return wanted_batch(q, k, k, sink, layout, dense.window(7, 3, True))
 
     with flash_reference.installed(2):
         agrees(call, [q, k, sink], wanted, False)
@@ -265,16 +255,6 @@ class TestDsa:
         rows = (self.rows_q, HEADS), (self.rows_k, KV_HEADS), (self.rows_k, KV_HEADS)
         return [random(*shape, DIM, seed=seed) for seed, shape in enumerate(rows)]
 
-    def wanted(self, leaves, seen, scale):
-        q, k, v = leaves
-        k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-        blind = ~seen.any(-1, keepdim=True)
-        scores = scores.masked_fill(~seen & ~blind, float("-inf"))
-        lse = scores.logsumexp(-1)
-        out = torch.einsum("hqk,khd->qhd", (scores - lse[..., None]).exp() * seen, v)
-        return out, lse.masked_fill(blind[..., 0], float("-inf")).T
-
     @pytest.mark.parametrize(
         "backend, block",
         [("ffa_index_sparse", 1), ("ffa_block_sparse", 1), ("ffa_block_sparse", 4), ("sdpa", 1),
@@ -289,7 +269,7 @@ class TestDsa:
         agrees(
             lambda: extensions.dsa_attn_func(*leaves, lists, **options),
             leaves,
-            lambda: self.wanted(leaves, seen, 0.4),
+            lambda: dense.attention(*leaves, seen, scale=0.4)[:2],
         )
 
     def test_index_map_of_1_1_1(self):

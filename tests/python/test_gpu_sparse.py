@@ -12,7 +12,7 @@ from magi_attention.functional import block_sparse_attn_func
 from magi_attention.functional._operators import listed_backward_op, listed_forward_op
 from magi_attn_extensions.dsa_interface import dsa_attn_func
 from on_gpu import NEEDS_GPU, ROWS, as_float64, check_close, inputs, no_waits
-from sparse_masks import Counts, check, counts_of_lists, random_case
+from sparse_masks import check, counts_of_lists, random_case
 
 pytestmark = NEEDS_GPU
 SIZES = {"q_block_size": 32, "k_block_size": 64}
@@ -94,7 +94,7 @@ def test_lists_of_keys(heads, block, dim):
         )  # fmt: skip
         counts = counts_of_lists(lists.cpu(), heads[0] // heads[1], ROWS, (1, block), ROWS)
         exact = as_float64(q, k, v)
-        wanted = dense.attention(*exact, Counts(counts), sink.double(), None, softcap)
+        wanted = dense.attention(*exact, counts, sink.double(), None, softcap)
         check_close(out, wanted[0])
         check_close(meta.lse, wanted[1], torch.float32, 1000.0)
         if softcap:
@@ -160,7 +160,7 @@ def test_gradients_under_lists_of_keys(heads, softcap):
     )
     upstream = torch.randn_like(out), torch.randn_like(meta.lse)
     found = torch.autograd.grad((out, meta.lse), (*leaves, sink), upstream)
-    counts = Counts(counts_of_lists(lists.cpu(), heads[0] // heads[1], ROWS))
+    counts = counts_of_lists(lists.cpu(), heads[0] // heads[1], ROWS)
     exact = as_float64(*leaves, sink)
     wanted, lse, _ = dense.attention(*exact[:3], counts, exact[3], None, softcap)
     wanted = torch.autograd.grad((wanted, lse), exact, [t.double().cpu() for t in upstream])

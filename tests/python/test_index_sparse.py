@@ -10,7 +10,7 @@ import dense
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional import SparseForwardMeta
 from magi_attention.functional._operators import listed_backward_op, listed_forward_op
-from sparse_masks import Counts, check, counts_of_lists, random_case
+from sparse_masks import check, counts_of_lists, random_case
 from test_flex import close, inputs
 
 ROWS_Q, ROWS_K, HEADS = 30, 50, (4, 2)
@@ -50,7 +50,7 @@ def test_gradients_of_everything(layout, block):
         return out, meta.lse
 
     out, lse = function(q, k, v, sink)
-    counts = Counts(counts_of_lists(lists, 2, ROWS_K, (1, block), ROWS_Q))
+    counts = counts_of_lists(lists, 2, ROWS_K, (1, block), ROWS_Q)
     wanted, wanted_lse, _ = dense.attention(q, k, v, counts, sink, 0.4, 3.0)
     close(out.detach(), wanted.detach())
     close(lse.detach(), wanted_lse.detach())
@@ -118,7 +118,7 @@ def test_max_logits():
     q, k, v = inputs(ROWS_Q, ROWS_K, HEADS)
     lists = lists_of()
     _, meta = flex_flash_attn_func(q, k, v, index_sparse_indices=lists, return_max_logits=True)
-    counts = Counts(counts_of_lists(lists, 2, ROWS_K))
+    counts = counts_of_lists(lists, 2, ROWS_K)
     close(meta.max_logits, dense.attention(q, k, v, counts)[2].detach())
 
 

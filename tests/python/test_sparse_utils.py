@@ -7,7 +7,6 @@ import torch
 import dense
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.utils import sparse_utils as utils
-from sparse_masks import Counts
 from test_flex import close, inputs
 
 HEADS_Q, HEADS_KV = 4, 2
@@ -31,7 +30,7 @@ def agrees(ranges, sdpa_mask):
     q_ranges, k_ranges = ranges
     assert q_ranges.dtype == k_ranges.dtype == torch.int32
     out, _ = flex_flash_attn_func(*fold(*leaves), q_ranges, k_ranges)
-    wanted, _, _ = dense.attention(*leaves, Counts(sdpa_mask[0].double()))
+    wanted, _, _ = dense.attention(*leaves, sdpa_mask[0])
     close(unfold(out, rows_q).detach(), wanted.detach())
 
 
@@ -89,7 +88,7 @@ def test_blocks_of_any_size(mode):
     q, k, v = inputs(50, 70, (HEADS_Q, HEADS_KV), dim=8)
     folded = (x.transpose(0, 1).reshape(-1, 1, x.shape[2]) for x in (q, k, v))
     out, _ = flex_flash_attn_func(*folded, *ranges)
-    wanted, _, _ = dense.attention(q, k, v, Counts(dense_mask[0].double()))
+    wanted, _, _ = dense.attention(q, k, v, dense_mask[0])
     close(out.view(HEADS_Q, 50, -1).transpose(0, 1).detach(), wanted.detach())
 
 
@@ -106,7 +105,7 @@ def test_index_sparse_indices(block):
     out, _ = flex_flash_attn_func(q, k, v, index_sparse_indices=lists, sparse_k_block_size=block)
     for batch in range(2):
         of_q, of_k = slice(10 * batch, 10 * batch + 10), slice(24 * batch, 24 * batch + 24)
-        counts = Counts(masks[batch].double())
+        counts = masks[batch]
         wanted, _, _ = dense.attention(q[of_q], k[of_k], v[of_k], counts)
         close(out[of_q].detach(), wanted.detach())
 
