@@ -237,9 +237,6 @@ std::unique_ptr<Communicator> make_nccl_group(std::int32_t rank, std::int32_t nu
 /// InvalidArgument when the table is incomplete.
 std::unique_ptr<Communicator> make_vtable_group(const ::magi_comm_vtable& vtable);
 
-/// A communicator as such a table; its destroy function ends the communicator.
-::magi_comm_vtable make_comm_vtable(std::unique_ptr<Communicator> communicator);
-
 /// Throws CommError(PlanMismatch) naming the ranks whose digest differs from rank 0's. Collective.
 void check_plan_digest_sync(Communicator& communicator, std::uint64_t digest);
 

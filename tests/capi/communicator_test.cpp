@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "capi/owned_handles.hpp"
-#include "magi/comm.hpp"
+#include "comm/mailbox_group.hpp"
 
 namespace magi::capi_test {
 namespace {
@@ -148,8 +148,7 @@ TEST(CommunicatorAbi, ExchangesTakeUpToSixteenTensors) {
 
 TEST(CommunicatorAbi, ATableOfFunctionsIsACommunicator) {
   std::vector<Owned<magi_communicator>> group;
-  for (auto& communicator : make_thread_group(2)) {
-    const magi_comm_vtable vtable = make_comm_vtable(std::move(communicator));
+  for (const magi_comm_vtable& vtable : testing::make_mailbox_tables(2)) {
     group.push_back(made<magi_communicator>(
         [&](auto** c) { return magi_communicator_from_vtable(&vtable, c); }));
   }

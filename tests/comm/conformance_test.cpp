@@ -32,8 +32,8 @@ class Conformance : public ::testing::TestWithParam<Backend> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Backends, Conformance,
-                         ::testing::Values(Backend::Threads, Backend::Shm, Backend::Vtable,
-                                           Backend::Bytes, Backend::Nccl),
+                         ::testing::Values(Backend::Threads, Backend::Shm, Backend::Bytes,
+                                           Backend::Nccl),
                          [](const auto& backend) { return testing::backend_name(backend.param); });
 
 const RowExchange& rows_of(const ExchangeCase& test, std::int32_t rank) {

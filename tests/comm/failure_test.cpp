@@ -34,8 +34,7 @@ class Failure : public ::testing::TestWithParam<Backend> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Backends, Failure,
-                         ::testing::Values(Backend::Threads, Backend::Shm, Backend::Vtable),
+INSTANTIATE_TEST_SUITE_P(Backends, Failure, ::testing::Values(Backend::Threads, Backend::Shm),
                          [](const auto& backend) { return testing::backend_name(backend.param); });
 
 /// Everyone casts `rows` rows of 8 bytes to everyone.

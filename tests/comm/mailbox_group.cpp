@@ -9,8 +9,6 @@
 #include <string>
 #include <tuple>
 
-#include "magi/comm_vtable.h"
-
 namespace magi::testing {
 namespace {
 
@@ -25,17 +23,28 @@ class Mailboxes {
     boxes_[address].assign(bytes, bytes + num_bytes);
     changed_.notify_all();
   }
-  /// False where nothing comes within 20 s.
+  /// False where nothing comes within 20 s, or a rank aborts.
   bool take(const Address& address, Bytes& bytes) {
     std::unique_lock lock(mutex_);
-    const auto is_there = [&] { return boxes_.contains(address); };
-    if (!changed_.wait_for(lock, std::chrono::seconds(20), is_there)) return false;
+    const auto is_over = [&] { return is_aborted_ || boxes_.contains(address); };
+    changed_.wait_for(lock, std::chrono::seconds(20), is_over);
+    if (!boxes_.contains(address)) return false;
     bytes = std::move(boxes_[address]);
     boxes_.erase(address);
     return true;
   }
+  void abort() {
+    const std::lock_guard lock(mutex_);
+    is_aborted_ = true;
+    changed_.notify_all();
+  }
+  bool is_aborted() {
+    const std::lock_guard lock(mutex_);
+    return is_aborted_;
+  }
 
  private:
+  bool is_aborted_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<Address, Bytes> boxes_;
@@ -64,6 +73,7 @@ std::int32_t fail(Member& self, const std::string& text) {
 std::int32_t allgather(void* context, const void* bytes, std::size_t num_bytes,
                        magi_gather_sink sink, void* sink_context) {
   Member& self = member(context);
+  if (self.mailboxes->is_aborted()) return fail(self, "aborted");
   const std::int64_t call = self.num_calls++;
   for (std::int32_t peer = 0; peer < self.num_ranks; ++peer) {
     self.mailboxes->post({call, self.rank, peer}, bytes, num_bytes);
@@ -79,6 +89,7 @@ std::int32_t allgather(void* context, const void* bytes, std::size_t num_bytes,
 std::int32_t start_bytes(void* context, const magi_byte_exchange* args, void* /*stream*/,
                          void** exchange) {
   Member& self = member(context);
+  if (self.mailboxes->is_aborted()) return fail(self, "aborted");
   const std::int64_t call = self.num_calls++;
   const auto* send = static_cast<const std::byte*>(args->send);
   for (std::int32_t peer = 0; peer < self.num_ranks; ++peer) {
@@ -110,32 +121,41 @@ std::int32_t wait(void* context, void* exchange) {
 }
 
 const char* last_error(void* context, std::int32_t* failure) {
-  *failure = static_cast<std::int32_t>(CommFailure::Timeout);
+  const bool is_aborted = member(context).mailboxes->is_aborted();
+  *failure = static_cast<std::int32_t>(is_aborted ? CommFailure::Aborted : CommFailure::Timeout);
   return member(context).message.c_str();
 }
 
 }  // namespace
 
-std::vector<std::unique_ptr<Communicator>> make_mailbox_group(std::int32_t num_ranks) {
+std::vector<magi_comm_vtable> make_mailbox_tables(std::int32_t num_ranks) {
   const auto mailboxes = std::make_shared<Mailboxes>();
-  std::vector<std::unique_ptr<Communicator>> group;
+  std::vector<magi_comm_vtable> tables;
   for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
     auto self = std::make_unique<Member>(
         Member{.mailboxes = mailboxes, .rank = rank, .num_ranks = num_ranks});
-    magi_comm_vtable table{
-        .struct_size = sizeof(magi_comm_vtable),
-        .rank = rank,
-        .num_ranks = num_ranks,
-        .backend = "mailbox",
-        .allgather = allgather,
-        .start_bytes = start_bytes,
-        .wait = wait,
-        .release = [](void*, void* exchange) { delete static_cast<Pending*>(exchange); },
-        .abort = [](void*, const char*) {},
-        .close = [](void*) -> std::int32_t { return MAGI_VTABLE_OK; },
-        .destroy = [](void* context) { delete static_cast<Member*>(context); },
-        .last_error = last_error};
-    table.context = self.release();
+    tables.push_back(
+        {.struct_size = sizeof(magi_comm_vtable),
+         .context = self.release(),
+         .rank = rank,
+         .num_ranks = num_ranks,
+         .backend = "mailbox",
+         .features = 0,
+         .allgather = allgather,
+         .start_bytes = start_bytes,
+         .wait = wait,
+         .release = [](void*, void* exchange) { delete static_cast<Pending*>(exchange); },
+         .abort = [](void* context, const char*) { member(context).mailboxes->abort(); },
+         .close = [](void*) -> std::int32_t { return MAGI_VTABLE_OK; },
+         .destroy = [](void* context) { delete static_cast<Member*>(context); },
+         .last_error = last_error});
+  }
+  return tables;
+}
+
+std::vector<std::unique_ptr<Communicator>> make_mailbox_group(std::int32_t num_ranks) {
+  std::vector<std::unique_ptr<Communicator>> group;
+  for (const magi_comm_vtable& table : make_mailbox_tables(num_ranks)) {
     group.push_back(make_vtable_group(table));
   }
   return group;

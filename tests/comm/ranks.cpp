@@ -15,7 +15,6 @@
 #include "comm/engine/ring_group.hpp"
 #include "comm/mailbox_group.hpp"
 #include "comm/nccl_ranks.hpp"
-#include "magi/comm_vtable.h"
 
 namespace magi::testing {
 namespace {
@@ -32,16 +31,12 @@ void run_guarded(const std::function<void()>& body) {
 
 using Group = std::vector<std::unique_ptr<Communicator>>;
 
-Group make_threads(const GroupSetup& setup, bool through_vtable) {
+Group make_threads(const GroupSetup& setup) {
   std::vector<comm::EngineOptions> options;
   for (std::int32_t rank = 0; rank < setup.num_ranks; ++rank) {
     options.push_back(setup.engine(rank));
   }
-  Group group = comm::make_thread_group_with(options);
-  for (auto& member : group) {
-    if (through_vtable) member = make_vtable_group(make_comm_vtable(std::move(member)));
-  }
-  return group;
+  return comm::make_thread_group_with(options);
 }
 
 void run_threads(Group group, const RankBody& body) {
@@ -104,8 +99,6 @@ std::string backend_name(Backend backend) {
       return "threads";
     case Backend::Shm:
       return "shm";
-    case Backend::Vtable:
-      return "vtable";
     case Backend::Bytes:
       return "bytes";
     case Backend::Nccl:
@@ -123,13 +116,11 @@ comm::EngineOptions GroupSetup::engine(std::int32_t rank) const {
 void run_ranks(Backend backend, const GroupSetup& setup, const RankBody& body) {
   switch (backend) {
     case Backend::Threads:
-      return run_threads(make_threads(setup, false), body);
-    case Backend::Vtable:
-      return run_threads(make_threads(setup, true), body);
+      return run_threads(make_threads(setup), body);
     case Backend::Bytes:
       return run_threads(make_mailbox_group(setup.num_ranks), body);
     case Backend::Nccl:
-      return run_threads(make_threads(setup, false), [&](Communicator& boot) {
+      return run_threads(make_threads(setup), [&](Communicator& boot) {
         body(*make_fake_nccl_group(boot, {.deadline = setup.options.deadline}));
       });
     case Backend::Shm:

@@ -13,7 +13,7 @@ namespace magi::testing {
 /// How the ranks of a test run.
 /// Bytes: the least that a supplier's table may give. Nccl: over a library that stands for NCCL, in
 /// host memory.
-enum class Backend { Threads, Shm, Vtable, Bytes, Nccl };
+enum class Backend { Threads, Shm, Bytes, Nccl };
 std::string backend_name(Backend backend);
 
 /// What one rank does in a test. Failed expectations and exceptions of any rank fail the test.

@@ -10,7 +10,6 @@
 
 #include "comm/net/failure_channel.hpp"
 #include "comm/ranks.hpp"
-#include "magi/comm_vtable.h"
 
 namespace {
 
@@ -57,41 +56,8 @@ TEST_P(ScarceMemory, AnAbortIsTold) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ScarceMemory,
-                         ::testing::Values(Backend::Threads, Backend::Vtable, Backend::Nccl),
+                         ::testing::Values(Backend::Threads, Backend::Bytes, Backend::Nccl),
                          [](const auto& test) { return testing::backend_name(test.param); });
-
-/// Fails when it is closed, and is out of memory from there on.
-class FailingGroup final : public Communicator {
- public:
-  std::int32_t rank() const override { return 0; }
-  std::int32_t num_ranks() const override { return 1; }
-  const char* backend() const override { return "failing"; }
-  std::vector<std::vector<std::byte>> allgather_sync(std::span<const std::byte>) override {
-    return {};
-  }
-  void abort(const std::string&) noexcept override {}
-  void close_sync() override {
-    is_out_of_memory = true;
-    throw CommError(error_);
-  }
-
- protected:
-  std::unique_ptr<PendingExchange> start_checked(const ByteExchange&, void*) override { return {}; }
-
- private:
-  CommError error_{kReason, CommFailure::PeerDied};
-};
-
-TEST(ScarceMemoryTable, ACallThatFailsKeepsItsStatus) {
-  magi_comm_vtable table = make_comm_vtable(std::make_unique<FailingGroup>());
-  const std::int32_t status = table.close(table.context);
-  is_out_of_memory = false;
-  EXPECT_EQ(status, MAGI_VTABLE_COMM_ERROR);
-  std::int32_t failure = 0;
-  EXPECT_STREQ(table.last_error(table.context, &failure), "out of memory");
-  EXPECT_EQ(failure, static_cast<std::int32_t>(CommFailure::PeerDied));
-  table.destroy(table.context);
-}
 
 TEST(ScarceMemoryAlarm, AFailureIsTold) {
   comm::FailureChannel host(0, 2), other(1, 2);

@@ -5,11 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cstddef>
 
 #include "comm/exchange_case.hpp"
+#include "comm/mailbox_group.hpp"
 #include "comm/ranks.hpp"
-#include "magi/comm_vtable.h"
 
 namespace magi {
 namespace {
@@ -163,7 +162,7 @@ TEST(Validate, BadGroupsAreRefused) {
 
 TEST(Validate, IncompleteTablesAreRefused) {
   const auto free_table = [](const magi_comm_vtable& table) { table.destroy(table.context); };
-  magi_comm_vtable table = make_comm_vtable(std::move(make_thread_group(1)[0]));
+  magi_comm_vtable table = testing::make_mailbox_tables(1)[0];
   magi_comm_vtable bad = table;
   bad.wait = nullptr;
   EXPECT_EQ(refusal([&] { make_vtable_group(bad); }),
@@ -178,12 +177,12 @@ TEST(Validate, IncompleteTablesAreRefused) {
 }
 
 TEST(Validate, GroupsWithoutDeviceMemoryRefuseIt) {
-  magi_comm_vtable table = make_comm_vtable(std::move(make_thread_group(1)[0]));
+  magi_comm_vtable table = testing::make_mailbox_tables(1)[0];
   table.features = 0;
   const auto group = make_vtable_group(table);
   EXPECT_FALSE(group->has_device_exchange());
   EXPECT_EQ(refusal([&] { group->start_bytes({.device = 0}); }),
-            "communicator is a threads group; allowed: a group that moves device memory");
+            "communicator is a mailbox group; allowed: a group that moves device memory");
 }
 
 TEST(Validate, ASuppliedGroupThatHasFailedSaysSo) {
@@ -195,7 +194,7 @@ TEST(Validate, ASuppliedGroupThatHasFailedSaysSo) {
     }
     return "none";
   };
-  magi_comm_vtable table = make_comm_vtable(std::move(make_thread_group(1)[0]));
+  magi_comm_vtable table = testing::make_mailbox_tables(1)[0];
   static std::int32_t status;
   table.allgather = [](void*, const void*, std::size_t, magi_gather_sink, void*) { return status; };
   table.last_error = [](void*, std::int32_t* failure) {
@@ -206,51 +205,27 @@ TEST(Validate, ASuppliedGroupThatHasFailedSaysSo) {
   EXPECT_EQ(failure_of(*group), "none");
   status = MAGI_VTABLE_INVALID_ARGUMENT;
   EXPECT_THROW(group->allgather_sync({}), InvalidArgument);
-  EXPECT_EQ(failure_of(*group), "none") << "a wrong call leaves the group usable";
+  status = MAGI_VTABLE_CUDA_ERROR;
+  EXPECT_THROW(group->allgather_sync({}), CudaError);
+  status = MAGI_VTABLE_INTERNAL_ERROR;
+  EXPECT_THROW(group->allgather_sync({}), InternalError);
+  EXPECT_EQ(failure_of(*group), "none") << "what is no CommError leaves the group usable";
   status = MAGI_VTABLE_COMM_ERROR;
   EXPECT_THROW(group->allgather_sync({}), CommError);
   EXPECT_EQ(failure_of(*group), "2: rank 1 died");
   group->abort("no more");
   EXPECT_EQ(failure_of(*group), "2: rank 1 died") << "the first failure is told";
 
-  const auto other = make_vtable_group(make_comm_vtable(std::move(make_thread_group(1)[0])));
+  const auto other = std::move(testing::make_mailbox_group(1)[0]);
   other->abort("no more");
   EXPECT_EQ(failure_of(*other), "4: rank 0 aborted: no more");
-}
-
-/// Programs that were compiled before there were options call as well.
-TEST(Validate, ATableTakesExchangesWithoutOptions) {
-  auto table = make_comm_vtable(std::move(make_thread_group(1)[0]));
-  const int sent = 5;
-  int received = 0;
-  const std::int64_t sizes[] = {sizeof(sent)};
-  magi_byte_exchange args{.struct_size = offsetof(magi_byte_exchange, options),
-                          .send = &sent,
-                          .receive = &received,
-                          .send_bytes = sizes,
-                          .receive_bytes = sizes,
-                          .device = kCpuDevice,
-                          .kind = MAGI_EXCHANGE_OTHER,
-                          .plan_digest = 0,
-                          .content = 0,
-                          .stage = 0,
-                          .options = 0};
-  void* exchange = nullptr;
-  ASSERT_EQ(table.start_bytes(table.context, &args, nullptr, &exchange), MAGI_VTABLE_OK);
-  EXPECT_EQ(table.wait(table.context, exchange), MAGI_VTABLE_OK);
-  EXPECT_EQ(received, sent);
-  table.release(table.context, exchange);
-  args.struct_size -= 1;
-  EXPECT_EQ(table.start_bytes(table.context, &args, nullptr, &exchange),
-            MAGI_VTABLE_INVALID_ARGUMENT);
-  table.destroy(table.context);
 }
 
 TEST(Validate, ExchangesOfBytesReachTheTableOnceTheirArgumentsFit) {
   static magi_byte_exchange seen;
   static void* seen_stream;
-  magi_comm_vtable table = make_comm_vtable(std::move(make_thread_group(1)[0]));
-  table.features = MAGI_COMM_MOVES_DEVICE_MEMORY;
+  magi_comm_vtable table = testing::make_mailbox_tables(1)[0];
+  table.features = MAGI_COMM_MOVES_DEVICE_MEMORY | MAGI_COMM_COMPARES_EXCHANGES;
   table.start_bytes = [](void*, const magi_byte_exchange* args, void* stream,
                          void**) -> std::int32_t {
     seen = *args;
@@ -267,21 +242,23 @@ TEST(Validate, ExchangesOfBytesReachTheTableOnceTheirArgumentsFit) {
                         .receive = &memory,
                         .send_bytes = sizes,
                         .receive_bytes = sizes,
-                        .device = 1,
                         .kind = ExchangeKind::Sum,
                         .tag = {.plan_digest = 7, .stage = 2, .options = 3},
                         .content = 9};
-  group->start_bytes(exchange, &stream);
-  EXPECT_EQ(seen.struct_size, sizeof(seen));
-  EXPECT_EQ(seen.send, &memory);
-  EXPECT_EQ(seen.receive_bytes[0], 4);
-  EXPECT_EQ(seen.device, 1);
-  EXPECT_EQ(seen.kind, MAGI_EXCHANGE_SUM);
-  EXPECT_EQ(seen.plan_digest, 7U);
-  EXPECT_EQ(seen.stage, 2);
-  EXPECT_EQ(seen.options, 3U);
-  EXPECT_EQ(seen.content, 9U);
-  EXPECT_EQ(seen_stream, &stream);
+  for (const std::int32_t device : {1, kCpuDevice}) {
+    exchange.device = device;
+    group->start_bytes(exchange, &stream);
+    EXPECT_EQ(seen.struct_size, sizeof(seen));
+    EXPECT_EQ(seen.send, &memory);
+    EXPECT_EQ(seen.receive_bytes[0], 4);
+    EXPECT_EQ(seen.device, device);
+    EXPECT_EQ(seen.kind, MAGI_EXCHANGE_SUM);
+    EXPECT_EQ(seen.plan_digest, 7U);
+    EXPECT_EQ(seen.stage, 2);
+    EXPECT_EQ(seen.options, 3U);
+    EXPECT_EQ(seen.content, 9U);
+    EXPECT_EQ(seen_stream, &stream);
+  }
   exchange.send = nullptr;
   EXPECT_EQ(refusal([&] { group->start_bytes(exchange); }), "send is null; allowed: memory");
   exchange.send_bytes = negative;
@@ -290,15 +267,6 @@ TEST(Validate, ExchangesOfBytesReachTheTableOnceTheirArgumentsFit) {
   exchange.send_bytes = {};
   EXPECT_EQ(refusal([&] { group->start_bytes(exchange); }),
             "send_bytes is 0 entries; allowed: one for each of 1 ranks");
-}
-
-TEST(Validate, AnAbortNeedsNoReason) {
-  const magi_comm_vtable table = make_comm_vtable(std::move(make_thread_group(1)[0]));
-  table.abort(table.context, nullptr);
-  EXPECT_EQ(table.close(table.context), MAGI_VTABLE_COMM_ERROR);
-  std::int32_t failure = 0;
-  EXPECT_THAT(table.last_error(table.context, &failure), HasSubstr("no reason given"));
-  table.destroy(table.context);
 }
 
 TEST(Validate, RefusalLeavesTheGroupUsable) {

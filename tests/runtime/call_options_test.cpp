@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/random.hpp"
-#include "magi/comm_vtable.h"
+#include "comm/mailbox_group.hpp"
 #include "magi/mask_builders.hpp"
 #include "magi/runtime.hpp"
 
@@ -24,8 +24,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Floats = HostTensor<float>;
 
-/// Announced: a table of functions that does not compare exchanges.
-enum class Transport { Threads, Shm, Table, Announced };
+/// Table: functions of a supplier that does not compare exchanges.
+enum class Transport { Threads, Shm, Table };
 
 constexpr std::int64_t kRows = 8;  // of a rank
 
@@ -77,19 +77,13 @@ void run_over(Transport transport, std::int32_t num_ranks,
   static int num_groups = 0;
   const std::string name =
       "magi-call-options-test-" + std::to_string(getpid()) + "-" + std::to_string(++num_groups);
-  std::vector<std::unique_ptr<Communicator>> tables;
-  for (auto& communicator : make_thread_group(num_ranks, {.deadline = deadline})) {
-    magi_comm_vtable table = make_comm_vtable(std::move(communicator));
-    if (transport == Transport::Announced) table.features &= ~MAGI_COMM_COMPARES_EXCHANGES;
-    tables.push_back(make_vtable_group(table));
-  }
+  const auto tables = testing::make_mailbox_group(num_ranks);
   const auto run_rank = [&](Communicator& group) {
     const std::int32_t rank = group.rank();
     switch (transport) {
       case Transport::Threads:
         return body(group);
       case Transport::Table:
-      case Transport::Announced:
         return body(*tables[static_cast<std::size_t>(rank)]);
       case Transport::Shm:
         const auto bootstrap = local_bootstrap(name, rank, num_ranks, deadline);
@@ -294,15 +288,12 @@ std::string name_of(Transport transport) {
       return "shm";
     case Transport::Table:
       return "table";
-    case Transport::Announced:
-      return "announced";
   }
   return "";
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, OtherOptions,
-                         ::testing::Values(Transport::Threads, Transport::Shm, Transport::Table,
-                                           Transport::Announced),
+                         ::testing::Values(Transport::Threads, Transport::Shm, Transport::Table),
                          [](const auto& transport) { return name_of(transport.param); });
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <span>
 #include <stdexcept>
 
-#include "magi/comm_vtable.h"
+#include "comm/mailbox_group.hpp"
 #include "runtime/masks.hpp"
 #include "runtime/pipeline.hpp"
 
@@ -201,10 +201,7 @@ TEST(Transports, ProcessesGiveTheBitsOfThreads) {
 
 TEST(Transports, ATableOfFunctionsGivesTheBitsOfThreads) {
   const AttentionCase test = transport_case();
-  std::vector<std::unique_ptr<Communicator>> tables;
-  for (auto& communicator : make_thread_group(3)) {
-    tables.push_back(make_vtable_group(make_comm_vtable(std::move(communicator))));
-  }
+  const auto tables = make_mailbox_group(3);
   PipelineRun runs[3];
   run_ranks(3, [&](Communicator& communicator) {
     const auto rank = static_cast<std::size_t>(communicator.rank());

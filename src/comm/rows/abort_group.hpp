@@ -9,18 +9,13 @@
 
 namespace magi {
 
-/// A text, or where there is no memory for it one that is short enough to take none.
-inline std::string text_or_short(const char* text) noexcept {
-  try {
-    return text;
-  } catch (const std::bad_alloc&) {
-    return "out of memory";
-  }
-}
-
 /// Aborts the group, for a reason that may be short of memory.
 inline void abort_group(Communicator& communicator, const char* reason) noexcept {
-  communicator.abort(text_or_short(reason));
+  try {
+    communicator.abort(reason);
+  } catch (const std::bad_alloc&) {
+    communicator.abort("out of memory");  // so short that it takes none
+  }
 }
 
 /// Runs `body`; an error that is not the group's own wakes the ranks that would wait for this one.

@@ -62,8 +62,8 @@ class HopExchanger : public ::testing::TestWithParam<Backend> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Backends, HopExchanger,
-                         ::testing::Values(Backend::Threads, Backend::Shm, Backend::Vtable,
-                                           Backend::Bytes, Backend::Nccl),
+                         ::testing::Values(Backend::Threads, Backend::Shm, Backend::Bytes,
+                                           Backend::Nccl),
                          [](const auto& backend) { return testing::backend_name(backend.param); });
 
 testing::HostTensor make_rows(std::int64_t rows, const std::function<double(std::int32_t)>& value) {

@@ -27,8 +27,8 @@ class RowMoves : public ::testing::TestWithParam<Backend> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Backends, RowMoves,
-                         ::testing::Values(Backend::Threads, Backend::Shm, Backend::Vtable,
-                                           Backend::Bytes, Backend::Nccl),
+                         ::testing::Values(Backend::Threads, Backend::Shm, Backend::Bytes,
+                                           Backend::Nccl),
                          [](const auto& backend) { return testing::backend_name(backend.param); });
 
 TEST_P(RowMoves, CastsBringEveryNeededRow) {
