@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "runtime/tensors/elements.hpp"
+
 namespace magi {
 namespace {
 
@@ -42,7 +44,7 @@ void BackwardSums::clear_rest(std::int32_t exchange, Range heads) {
                                                is_written.begin());
     if (!*at(head)) {
       for (const TensorView& sum : call_.tensors(Role::KeyGradients, exchange, {head, end})) {
-        call_.fill(sum, 0.0);
+        clear_elements(sum, call_.stream);
       }
     }
     std::fill(at(head), at(end), true);
@@ -63,7 +65,7 @@ bool BackwardSums::adds_to_keys(const AttendCall& attend) {
 
 void BackwardSums::write_idle(const AttendCall& attend) {
   if (attend.share > 0) return;
-  call_.fill(call_.tensors(Role::QueryGradients, -1, attend.attend.heads)[0], 0.0);
+  clear_elements(call_.tensors(Role::QueryGradients, -1, attend.attend.heads)[0], call_.stream);
 }
 
 BackwardArgs BackwardSums::args_of(const AttendCall& attend) {
@@ -73,7 +75,7 @@ BackwardArgs BackwardSums::args_of(const AttendCall& attend) {
   const TensorGroup keys = call_.tensors(Role::KeysValues, attend);
   const TensorGroup sums = call_.tensors(Role::KeyGradients, attend);
   const bool is_adding = adds_to_keys(attend);
-  if (is_adding && !what.is_merging) call_.fill(dq, 0.0);
+  if (is_adding && !what.is_merging) clear_elements(dq, call_.stream);
   BackwardArgs args{.q = queries[kQ],
                     .k = keys[0],
                     .v = keys[1],
@@ -91,7 +93,7 @@ BackwardArgs BackwardSums::args_of(const AttendCall& attend) {
   if (attend.queries < 0 && !what.is_merging && !dsink_.empty()) {
     args.sink = sink_of(inputs_.sink, call_.steps, attend);
     args.dsink = sink_of(dsink_, call_.steps, attend);
-    if (is_adding) call_.fill(args.dsink, 0.0);
+    if (is_adding) clear_elements(args.dsink, call_.stream);
     is_dsink_written_ = true;
   }
   return args;
@@ -118,7 +120,7 @@ bool BackwardSums::store() {
     call_.store(call_.own(Role::KeyGradients)[0], dk_and_dv_[0]);
     call_.store(call_.own(Role::KeyGradients)[1], dk_and_dv_[1]);
   }
-  if (!dsink_.empty() && !is_dsink_written_) call_.fill(dsink_, 0.0);
+  if (!dsink_.empty() && !is_dsink_written_) clear_elements(dsink_, call_.stream);
   return is_stored;
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/flat_tensors.hpp"
 
-#include "runtime/tensors/device_calls.hpp"
 #include "runtime/tensors/elements.hpp"
 
 namespace magi {
@@ -27,12 +26,6 @@ TensorView flat_by_share(const TensorView& flat, std::int32_t num_shares, std::i
   view.stride = {rows_per_share * flat.stride[0], flat.stride[0], flat.stride[1],
                  flat.rank > 2 ? flat.stride[2] : 1};
   return view;
-}
-
-void copy(const TensorView& source, const TensorView& target, void* stream) {
-  if (source.num_elements() == 0) return;
-  if (source.device == kCpuDevice) return copy_elements(source, target);
-  copy_device_elements(source, target, stream);
 }
 
 /// A view of a tensor as one of per-share rows would be: its shape, and the given memory without
@@ -64,9 +57,9 @@ void copy_in(StepCall& call, const TensorView& given, const TensorView& flat) {
   const std::int64_t rows_per_share = flat.shape[0] / num_shares;
   for (std::int64_t end = rows_per_share; rows < rows_per_share && end <= flat.shape[0];
        end += rows_per_share) {
-    call.fill(flat.slice(0, end - rows_per_share + rows, end), 0.0);
+    clear_elements(flat.slice(0, end - rows_per_share + rows, end), call.stream);
   }
-  copy(by_share(given, num_shares), flat_by_share(flat, num_shares, rows), call.stream);
+  copy_elements(by_share(given, num_shares), flat_by_share(flat, num_shares, rows), call.stream);
 }
 
 }  // namespace
@@ -103,8 +96,8 @@ void FlatTensors::give() const {
     if (!is_returning(static_cast<Role>(r))) continue;
     for (std::size_t i = 0; i < given_[r].size(); ++i) {
       const TensorView& given = given_[r][i];
-      copy(flat_by_share(flat_[r][i], num_shares, given.shape[0]), by_share(given, num_shares),
-           call_.stream);
+      copy_elements(flat_by_share(flat_[r][i], num_shares, given.shape[0]),
+                    by_share(given, num_shares), call_.stream);
     }
   }
 }

@@ -11,7 +11,7 @@
 #include "kernels/check/check_tensor.hpp"
 #include "magi/runtime.hpp"
 #include "runtime/shard_map.hpp"
-#include "runtime/tensors/device_calls.hpp"
+#include "runtime/tensors/check_device.hpp"
 #include "runtime/tensors/elements.hpp"
 
 namespace magi {
@@ -56,8 +56,6 @@ void check_group(const Placement& placement, const Communicator& communicator) {
   }
 }
 
-bool is_on_device(const TensorView& tensor) { return tensor.device != kCpuDevice; }
-
 /// The runs as moves from global rows to local ones, or back.
 std::vector<LocalMove> moves_of(std::span<const ShardRun> runs, bool is_to_local) {
   std::vector<LocalMove> moves;
@@ -100,11 +98,6 @@ std::int32_t count_rows(std::span<const ShardRun> runs) {
   return runs.empty() ? 0 : runs.back().local_row + runs.back().num_rows;
 }
 
-void fill(const TensorView& target, double value, void* stream) {
-  if (is_on_device(target)) return fill_device_elements(target, value, stream);
-  fill_elements(target, value);
-}
-
 void check_floating(DType dtype) {
   if (!is_floating(dtype))
     throw invalid("global.dtype", dtype_name(dtype), "a floating-point type");
@@ -117,11 +110,10 @@ void dispatch(const TensorView& global, const Placement& placement, std::int32_t
   check_pair(placement, rank, global, local);
   check_pad_value(pad_value, local.dtype);
   const auto runs = shard_runs(placement, rank, static_cast<std::int32_t>(global.shape[0]));
-  if (is_on_device(global))
-    check_device_shards({"global", global, "local", local}, nullptr, stream);
+  check_device_shards({"global", global, "local", local}, nullptr, stream);
   comm::move_own_rows(row_table(moves_of(runs, true), placement, rank),
                       {.from = {&global, 1}, .to = {&local, 1}}, stream);
-  fill(local.slice(0, count_rows(runs), local.shape[0]), pad_value, stream);
+  fill_elements(local.slice(0, count_rows(runs), local.shape[0]), pad_value, stream);
 }
 
 void undispatch(const TensorView& local, const Placement& placement, Communicator& communicator,
@@ -130,9 +122,7 @@ void undispatch(const TensorView& local, const Placement& placement, Communicato
   check_pair(placement, communicator.rank(), global, local);
   const std::int32_t rank = communicator.rank();
   const auto num_rows = static_cast<std::int32_t>(global.shape[0]);
-  if (is_on_device(global)) {
-    check_device_shards({"global", global, "local", local}, &communicator, stream);
-  }
+  check_device_shards({"global", global, "local", local}, &communicator, stream);
   abort_group_on_error(communicator, [&] {
     const auto own = moves_of(shard_runs(placement, rank, num_rows), false);
     move_rows(communicator,
@@ -154,10 +144,8 @@ void undispatch_backward(const TensorView& global_gradient, const Placement& pla
       return dispatch(global_gradient, placement, communicator.rank(), local_gradient, 0.0, stream);
     case UndispatchGradient::Partial:
       check_floating(local_gradient.dtype);
-      if (is_on_device(global_gradient)) {
-        check_device_shards({"global", global_gradient, "local", local_gradient}, &communicator,
-                            stream);
-      }
+      check_device_shards({"global", global_gradient, "local", local_gradient}, &communicator,
+                          stream);
       return abort_group_on_error(communicator, [&] {
         // The own part first: the others' are added to it in rank order and rounded once.
         dispatch(global_gradient, placement, communicator.rank(), local_gradient, 0.0, stream);
@@ -200,9 +188,7 @@ void roll(const TensorView& local, const Placement& placement, std::int32_t num_
   if (out.data == local.data && out.num_elements() > 0) {
     throw invalid("out.data", "local.data", "memory that does not overlap local's");
   }
-  if (is_on_device(local)) {
-    check_device_shards({"local", local, "out", out}, &communicator, stream);
-  }
+  check_device_shards({"local", local, "out", out}, &communicator, stream);
   abort_group_on_error(communicator, [&] {
     const std::int32_t rank = communicator.rank();
     const RollTable table = roll_table(placement, rank, num_valid_rows, shift);

@@ -8,7 +8,6 @@
 #include "base/mix.hpp"
 #include "comm/rows/call_options.hpp"
 #include "kernels/check/check_tensor.hpp"
-#include "runtime/tensors/device_calls.hpp"
 #include "runtime/tensors/elements.hpp"
 
 namespace magi {
@@ -304,15 +303,7 @@ TensorView StepCall::sum_for(const TensorView& target, bool is_added) {
 }
 
 void StepCall::store(const TensorView& sum, const TensorView& target) {
-  if (sum.data == target.data) return;
-  if (target.device != kCpuDevice) return convert_device_elements(sum, target, stream);
-  convert_elements(sum, target);
-}
-
-void StepCall::fill(const TensorView& target, double value) {
-  if (target.device == kCpuDevice) return fill_elements(target, value);
-  if (value == 0) return clear_device_elements(target, stream);
-  fill_device_elements(target, value, stream);
+  if (sum.data != target.data) convert_elements(sum, target, stream);
 }
 
 ForwardArgs forward_args(StepCall& call, const AttendCall& attend, const AttentionInputs& inputs,

@@ -131,8 +131,6 @@ class StepCall {
   /// parts are added and the target is narrower; store rounds it into the target.
   TensorView sum_for(const TensorView& target, bool is_added);
   void store(const TensorView& sum, const TensorView& target);
-  /// Every element of `target` = value; on a GPU it has no gaps where the value is not 0.
-  void fill(const TensorView& target, double value);
   const RankSteps& steps;
   StepMemory& memory;
   void* const stream;

@@ -6,7 +6,7 @@
 
 #include "base/math.hpp"
 #include "kernels/check/check_limits.hpp"
-#include "runtime/tensors/device_calls.hpp"
+#include "runtime/tensors/check_device.hpp"
 
 namespace magi {
 

@@ -13,7 +13,7 @@
 #include "runtime/flat_tensors.hpp"
 #include "runtime/step_call.hpp"
 #include "runtime/step_trace.hpp"
-#include "runtime/tensors/device_calls.hpp"
+#include "runtime/tensors/check_device.hpp"
 #include "runtime/walk/walk.hpp"
 
 // A call from its arguments on: it is checked (check_attention.hpp), becomes a StepCall

@@ -3,10 +3,12 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "base/check.hpp"
 #include "base/math.hpp"
 #include "cuda/check.hpp"
+#include "cuda/device.hpp"
 #include "runtime/tensors/device_elements.hpp"
 
 namespace magi {
@@ -156,6 +158,24 @@ bool has_units(const TensorView& tensor) {
          reinterpret_cast<std::uintptr_t>(rows.data) % static_cast<std::uintptr_t>(unit_bytes) == 0;
 }
 
+cudaStream_t queue_of(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+/// Calls body with an element of a floating-point type.
+template <typename Body>
+void with_element(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::Float64:
+      return body(double{});
+    case DType::Float32:
+      return body(float{});
+    case DType::Float16:
+      return body(__half{});
+    default:
+      MAGI_CHECK(dtype == DType::BFloat16);
+      return body(__nv_bfloat16{});
+  }
+}
+
 template <typename Source>
 void convert_any(const TensorView& source, const TensorView& target, cudaStream_t stream) {
   const AnyConversion job{.source = rows_of(source),
@@ -164,34 +184,22 @@ void convert_any(const TensorView& source, const TensorView& target, cudaStream_
                           .heads = source.shape[1],
                           .dim = source.shape[2]};
   const unsigned blocks = std::min(num_blocks(job.num_elements), unsigned{kMaxBlocks});
-  const auto run = [&]<typename Target>(Target /*of the type that is stored*/) {
+  with_element(target.dtype, [&]<typename Target>(Target /*of the type that is stored*/) {
     convert_any_kernel<Source, Target><<<blocks, kThreads, 0, stream>>>(job);
-  };
-  switch (target.dtype) {
-    case DType::Float64:
-      run(double{});
-      break;
-    case DType::Float32:
-      run(float{});
-      break;
-    case DType::Float16:
-      run(__half{});
-      break;
-    default:
-      MAGI_CHECK(target.dtype == DType::BFloat16);
-      run(__nv_bfloat16{});
-  }
+  });
   cuda_check(cudaGetLastError(), "convert_any_kernel");
 }
 
 }  // namespace
 
-void convert_device_rows(const TensorView& source, const TensorView& target, cudaStream_t stream) {
+void convert_device_elements(const TensorView& source, const TensorView& target, void* stream) {
   if (source.num_elements() == 0) return;
-  if (source.dtype == DType::Float64) return convert_any<double>(source, target, stream);
+  const DeviceScope scope(target.device);
+  const cudaStream_t queue = queue_of(stream);
+  if (source.dtype == DType::Float64) return convert_any<double>(source, target, queue);
   MAGI_CHECK(source.dtype == DType::Float32);
   if (target.dtype == DType::Float64 || !has_units(source) || !has_units(target)) {
-    return convert_any<float>(source, target, stream);
+    return convert_any<float>(source, target, queue);
   }
   const auto head_units = static_cast<int>(source.shape[2] / kUnit);
   const Conversion job{.source = rows_of(source),
@@ -200,21 +208,15 @@ void convert_device_rows(const TensorView& source, const TensorView& target, cud
                        .row_units = static_cast<int>(source.shape[1]) * head_units,
                        .head_units = head_units};
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(source.shape[0], kMaxBlocks));
-  switch (target.dtype) {
-    case DType::Float32:
-      convert_kernel<float><<<blocks, kThreads, 0, stream>>>(job);
-      break;
-    case DType::Float16:
-      convert_kernel<__half><<<blocks, kThreads, 0, stream>>>(job);
-      break;
-    default:
-      MAGI_CHECK(target.dtype == DType::BFloat16);
-      convert_kernel<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(job);
-  }
+  with_element(target.dtype, [&]<typename Target>(Target /*of the type that is stored*/) {
+    if constexpr (!std::is_same_v<Target, double>) {
+      convert_kernel<Target><<<blocks, kThreads, 0, queue>>>(job);
+    }
+  });
   cuda_check(cudaGetLastError(), "convert_kernel");
 }
 
-void copy_device_values(const TensorView& source, const TensorView& target, cudaStream_t stream) {
+void copy_device_elements(const TensorView& source, const TensorView& target, void* stream) {
   MAGI_CHECK(source.rank == kMaxTensorRank && source.dtype == target.dtype);
   const auto element = static_cast<std::int64_t>(dtype_bytes(source.dtype));
   constexpr std::int64_t kWide = sizeof(uint4);
@@ -234,9 +236,11 @@ void copy_device_values(const TensorView& source, const TensorView& target, cuda
     num_units *= job.shape[axis];
   }
   if (num_units == 0) return;
+  const DeviceScope scope(target.device);
   const std::int64_t blocks = std::min<std::int64_t>(num_blocks(num_units), kMaxBlocks);
   const auto run = [&]<typename Unit>(Unit /*of what is copied at once*/) {
-    copy_kernel<Unit><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(job, num_units);
+    copy_kernel<Unit>
+        <<<static_cast<unsigned>(blocks), kThreads, 0, queue_of(stream)>>>(job, num_units);
   };
   switch (unit) {
     case 16:
@@ -254,12 +258,13 @@ void copy_device_values(const TensorView& source, const TensorView& target, cuda
   cuda_check(cudaGetLastError(), "copy_kernel");
 }
 
-void fill_device_bits(const TensorView& target, std::uint64_t bits, cudaStream_t stream) {
+void fill_device_elements(const TensorView& target, std::uint64_t bits, void* stream) {
   const std::int64_t count = target.num_elements();
   if (count == 0) return;
+  const DeviceScope scope(target.device);
   const auto fill = [&]<typename Element>(Element value) {
-    fill_kernel<<<num_blocks(count), kThreads, 0, stream>>>(static_cast<Element*>(target.data),
-                                                            count, value);
+    fill_kernel<<<num_blocks(count), kThreads, 0, queue_of(stream)>>>(
+        static_cast<Element*>(target.data), count, value);
   };
   switch (dtype_bytes(target.dtype)) {
     case 8:
@@ -274,23 +279,23 @@ void fill_device_bits(const TensorView& target, std::uint64_t bits, cudaStream_t
   cuda_check(cudaGetLastError(), "fill_kernel");
 }
 
-void clear_device_values(const TensorView& target, cudaStream_t stream) {
+void clear_device_elements(const TensorView& target, void* stream) {
   const std::int64_t count = target.num_elements();
   if (count == 0) return;
+  const DeviceScope scope(target.device);
   // Rows of as many heads as lie side by side are cleared at once.
-  const std::int64_t width = target.rank < 3 ? target.shape[target.rank - 1]
+  const std::int64_t width = target.rank < 3 ? target.shape[1]
                              : target.stride[1] == target.shape[2]
                                  ? target.shape[1] * target.shape[2]
                                  : target.shape[2];
-  const std::int64_t num_rows = target.rank == 1 ? 1 : target.shape[0];
-  const std::size_t element = dtype_bytes(target.dtype);
-  for (std::int64_t i = 0; i < count / (num_rows * width); ++i) {
-    auto* data = static_cast<std::byte*>(target.data) +
-                 i * target.stride[1] * static_cast<std::int64_t>(element);
-    cuda_check(cudaMemset2DAsync(data, static_cast<std::size_t>(target.stride[0]) * element, 0,
-                                 static_cast<std::size_t>(width) * element,
-                                 static_cast<std::size_t>(num_rows), stream),
-               "cudaMemset2DAsync");
+  const auto element = static_cast<std::int64_t>(dtype_bytes(target.dtype));
+  for (std::int64_t i = 0; i < count / (target.shape[0] * width); ++i) {
+    cuda_check(
+        cudaMemset2DAsync(static_cast<std::byte*>(target.data) + i * target.stride[1] * element,
+                          static_cast<std::size_t>(target.stride[0] * element), 0,
+                          static_cast<std::size_t>(width * element),
+                          static_cast<std::size_t>(target.shape[0]), queue_of(stream)),
+        "cudaMemset2DAsync");
   }
 }
 

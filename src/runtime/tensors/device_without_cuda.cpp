@@ -2,19 +2,21 @@
 #include <string>
 
 #include "base/check.hpp"
-#include "runtime/tensors/device_calls.hpp"
+#include "runtime/tensors/check_device.hpp"
+#include "runtime/tensors/device_elements.hpp"
 
 // The build without CUDA.
 namespace magi {
-namespace {
 
-InvalidArgument no_device(const std::string& name, std::int32_t device) {
-  return invalid(name + ".device", device, "-1 (host memory), as this build holds no GPU kernels");
+void check_device(const char* name, std::int32_t device) {
+  throw invalid(std::string(name) + ".device", device,
+                "-1 (host memory), as this build holds no GPU kernels");
 }
 
-}  // namespace
-
-void check_device(const char* name, std::int32_t device) { throw no_device(name, device); }
+void check_device_shards(const ShardPair& pair, const Communicator* /*communicator*/,
+                         void* /*stream*/) {
+  if (pair.first.device != kCpuDevice) check_device(pair.first_name, pair.first.device);
+}
 
 // No other call gets as far as a GPU.
 void check_exchange_sms(std::int32_t /*device*/, std::int32_t /*exchange_sms*/) {}
@@ -23,15 +25,7 @@ void copy_device_elements(const TensorView& /*source*/, const TensorView& /*targ
                           void* /*stream*/) {}
 void convert_device_elements(const TensorView& /*source*/, const TensorView& /*target*/,
                              void* /*stream*/) {}
+void fill_device_elements(const TensorView& /*target*/, std::uint64_t /*bits*/, void* /*stream*/) {}
 void clear_device_elements(const TensorView& /*target*/, void* /*stream*/) {}
-
-void check_device_shards(const ShardPair& pair, const Communicator* /*communicator*/,
-                         void* /*stream*/) {
-  throw no_device(pair.first_name, pair.first.device);
-}
-
-void fill_device_elements(const TensorView& target, double /*value*/, void* /*stream*/) {
-  throw no_device("target", target.device);
-}
 
 }  // namespace magi

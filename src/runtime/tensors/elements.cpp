@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/tensors/elements.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "base/check.hpp"
 #include "base/half.hpp"
+#include "runtime/tensors/device_elements.hpp"
 
 namespace magi {
 namespace {
@@ -17,34 +19,17 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-float load(float value) { return value; }
 double load(double value) { return value; }
-float load(Float16 value) { return float16_to_float(value.bits); }
-float load(BFloat16 value) { return bfloat16_to_float(value.bits); }
+double load(Float16 value) { return float16_to_float(value.bits); }
+double load(BFloat16 value) { return bfloat16_to_float(value.bits); }
 
-template <typename Wide>
-void store(Wide value, double& target) {
-  target = value;
-}
-template <typename Wide>
-void store(Wide value, float& target) {
-  target = static_cast<float>(value);
-}
-template <typename Wide>
-void store(Wide value, Float16& target) {
+void store(double value, double& target) { target = value; }
+void store(double value, float& target) { target = static_cast<float>(value); }
+void store(double value, Float16& target) {
   target.bits = float_to_float16(static_cast<float>(value));
 }
-template <typename Wide>
-void store(Wide value, BFloat16& target) {
+void store(double value, BFloat16& target) {
   target.bits = float_to_bfloat16(static_cast<float>(value));
-}
-template <typename Wide>
-void store(Wide value, std::int32_t& target) {
-  target = static_cast<std::int32_t>(value);
-}
-template <typename Wide>
-void store(Wide value, std::int64_t& target) {
-  target = static_cast<std::int64_t>(value);
 }
 
 template <typename Visitor>
@@ -104,11 +89,27 @@ void require_same_shape(const TensorView& source, const TensorView& target) {
   }
 }
 
-template <typename Element>
-void fill_runs(const TensorView& target, Element value) {
-  for_each_run(target, target, [value](std::byte* data, std::byte*, std::int64_t count) {
-    auto* elements = reinterpret_cast<Element*>(data);
-    for (std::int64_t i = 0; i < count; ++i) elements[i] = value;
+/// The bits of a value in an element type.
+std::uint64_t bits_of(double value, DType dtype) {
+  std::uint64_t bits = 0;
+  const auto keep = [&bits](auto element) { std::memcpy(&bits, &element, sizeof(element)); };
+  if (dtype == DType::Int32) {
+    keep(static_cast<std::int32_t>(value));
+  } else if (dtype == DType::Int64) {
+    keep(static_cast<std::int64_t>(value));
+  } else {
+    with_floating_type(dtype, [&](auto element) {
+      store(value, element);
+      keep(element);
+    });
+  }
+  return bits;
+}
+
+template <typename Bits>
+void fill_runs(const TensorView& target, Bits bits) {
+  for_each_run(target, target, [bits](std::byte* data, std::byte*, std::int64_t count) {
+    std::fill_n(reinterpret_cast<Bits*>(data), count, bits);
   });
 }
 
@@ -116,16 +117,18 @@ void fill_runs(const TensorView& target, Element value) {
 
 bool is_floating(DType dtype) { return dtype != DType::Int32 && dtype != DType::Int64; }
 
-void copy_elements(const TensorView& source, const TensorView& target) {
+void copy_elements(const TensorView& source, const TensorView& target, void* stream) {
   require_same_shape(source, target);
   MAGI_CHECK(source.dtype == target.dtype);
+  if (target.device != kCpuDevice) return copy_device_elements(source, target, stream);
   const std::size_t bytes = dtype_bytes(source.dtype);
   for_each_run(source, target, [bytes](std::byte* from, std::byte* to, std::int64_t count) {
     std::memcpy(to, from, static_cast<std::size_t>(count) * bytes);
   });
 }
 
-void convert_elements(const TensorView& source, const TensorView& target) {
+void convert_elements(const TensorView& source, const TensorView& target, void* stream) {
+  if (target.device != kCpuDevice) return convert_device_elements(source, target, stream);
   if (source.dtype == target.dtype) return copy_elements(source, target);
   require_same_shape(source, target);
   with_floating_type(source.dtype, [&](auto source_type) {
@@ -139,13 +142,22 @@ void convert_elements(const TensorView& source, const TensorView& target) {
   });
 }
 
-void fill_elements(const TensorView& target, double value) {
-  if (target.dtype == DType::Int32) return fill_runs(target, static_cast<std::int32_t>(value));
-  if (target.dtype == DType::Int64) return fill_runs(target, static_cast<std::int64_t>(value));
-  with_floating_type(target.dtype, [&](auto element) {
-    store(value, element);
-    fill_runs(target, element);
-  });
+void fill_elements(const TensorView& target, double value, void* stream) {
+  const std::uint64_t bits = bits_of(value, target.dtype);
+  if (target.device != kCpuDevice) return fill_device_elements(target, bits, stream);
+  switch (dtype_bytes(target.dtype)) {
+    case 8:
+      return fill_runs(target, bits);
+    case 4:
+      return fill_runs(target, static_cast<std::uint32_t>(bits));
+    default:
+      return fill_runs(target, static_cast<std::uint16_t>(bits));
+  }
+}
+
+void clear_elements(const TensorView& target, void* stream) {
+  if (target.device != kCpuDevice) return clear_device_elements(target, stream);
+  fill_elements(target, 0.0);
 }
 
 }  // namespace magi

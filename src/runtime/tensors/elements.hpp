@@ -5,16 +5,19 @@
 
 #include "magi/tensor.hpp"
 
-// Element-wise work on strided host tensors of equal shape.
+// Element-wise work on strided tensors of equal shape, in host memory or enqueued on `stream` (a
+// cudaStream_t), which device_elements.hpp bounds further.
 namespace magi {
 
 bool is_floating(DType dtype);
 
 /// target = source, same data type.
-void copy_elements(const TensorView& source, const TensorView& target);
+void copy_elements(const TensorView& source, const TensorView& target, void* stream = nullptr);
 /// target = source, floating-point types; rounds to nearest even.
-void convert_elements(const TensorView& source, const TensorView& target);
-/// Every element = value, rounded to the element type.
-void fill_elements(const TensorView& target, double value);
+void convert_elements(const TensorView& source, const TensorView& target, void* stream = nullptr);
+/// Every element = value, rounded to the element type; on a GPU of a tensor without gaps.
+void fill_elements(const TensorView& target, double value, void* stream = nullptr);
+/// Every element of a tensor [rows, heads] or [rows, heads, dim] = 0.
+void clear_elements(const TensorView& target, void* stream = nullptr);
 
 }  // namespace magi

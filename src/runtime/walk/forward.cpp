@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <limits>
 
+#include "runtime/tensors/elements.hpp"
 #include "runtime/walk/walk.hpp"
 
 namespace magi::walk {
 namespace {
+
+constexpr double kNone = -std::numeric_limits<double>::infinity();  ///< logit of no key
 
 /// Lends where the attention calls of each query segment write their maxima, which the first
 /// overwrites: heads by segment. One segment writes the result itself.
@@ -15,20 +18,19 @@ TensorView lend_maxima(StepCall& call, const TensorView& max_logits) {
   if (num_segments > 1) {
     maxima = call.memory.lend(max_logits.dtype, {num_segments * max_logits.shape[0]});
   }
-  call.fill(maxima, -std::numeric_limits<double>::infinity());
+  fill_elements(maxima, kNone, call.stream);
   return maxima;
 }
 
 /// Results of own queries that see no keys and no sink: those of all shares with the first one's.
 void write_idle_results(StepCall& call, const AttendCall& attend, const TensorView& maxima) {
-  constexpr double kNone = -std::numeric_limits<double>::infinity();
   if (attend.share > 0) return;
   const TensorGroup results = call.tensors(Role::Results, -1, attend.attend.heads);
-  call.fill(results[0], 0.0);
-  call.fill(results[1], kNone);
+  clear_elements(results[0], call.stream);
+  fill_elements(results[1], kNone, call.stream);
   if (maxima.empty()) return;
   const std::int32_t num_heads = call.steps.plan.config.num_heads_q * call.steps.shares.count;
-  call.fill(maxima.slice(0, 0, num_heads), kNone);
+  fill_elements(maxima.slice(0, 0, num_heads), kNone, call.stream);
 }
 
 }  // namespace

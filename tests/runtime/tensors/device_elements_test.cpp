@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/tensors/device_elements.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -52,7 +50,7 @@ void expect_equal_to_host(TensorView source, TensorView target) {
   source.data = device_from.data();
   target.data = device_to.data();
   source.device = target.device = 0;
-  convert_device_rows(source, target, nullptr);
+  convert_elements(source, target);
   EXPECT_EQ(to_host_sync<std::uint8_t>(device_to.data(), expected.size()), expected)
       << "from " << dtype_name(source.dtype) << " to " << dtype_name(target.dtype) << ", dim "
       << source.shape[2] << ", stride " << source.stride[1];

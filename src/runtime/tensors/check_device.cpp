@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/tensors/device_calls.hpp"
+#include "runtime/tensors/check_device.hpp"
 
-#include <cstring>
 #include <string>
 
 #include "base/check.hpp"
-#include "base/half.hpp"
 #include "cuda/capture.hpp"
 #include "cuda/device.hpp"
-#include "runtime/tensors/device_elements.hpp"
 
 namespace magi {
 namespace {
@@ -23,33 +20,6 @@ void check_gapless(const char* name, const TensorView& tensor) {
     }
     stride *= tensor.shape[axis];
   }
-}
-
-/// The bits of a value in an element type.
-std::uint64_t bits_of(double value, DType dtype) {
-  std::uint64_t bits = 0;
-  const auto keep = [&bits](auto element) { std::memcpy(&bits, &element, sizeof(element)); };
-  switch (dtype) {
-    case DType::Float64:
-      keep(value);
-      break;
-    case DType::Float32:
-      keep(static_cast<float>(value));
-      break;
-    case DType::Float16:
-      keep(float_to_float16(static_cast<float>(value)));
-      break;
-    case DType::BFloat16:
-      keep(float_to_bfloat16(static_cast<float>(value)));
-      break;
-    case DType::Int32:
-      keep(static_cast<std::int32_t>(value));
-      break;
-    case DType::Int64:
-      keep(static_cast<std::int64_t>(value));
-      break;
-  }
-  return bits;
 }
 
 }  // namespace
@@ -73,6 +43,7 @@ void check_not_captured(void* stream, const char* calls) {
 }
 
 void check_device_shards(const ShardPair& pair, const Communicator* communicator, void* stream) {
+  if (pair.first.device == kCpuDevice) return;
   check_device(pair.first_name, pair.first.device);
   check_gapless(pair.first_name, pair.first);
   check_gapless(pair.second_name, pair.second);
@@ -82,26 +53,6 @@ void check_device_shards(const ShardPair& pair, const Communicator* communicator
   if (communicator->has_device_exchange()) return;
   throw invalid("communicator", std::string("a ") + communicator->backend() + " group",
                 "for tensors on a GPU a group that moves device memory");
-}
-
-void fill_device_elements(const TensorView& target, double value, void* stream) {
-  const DeviceScope scope(target.device);
-  fill_device_bits(target, bits_of(value, target.dtype), static_cast<cudaStream_t>(stream));
-}
-
-void clear_device_elements(const TensorView& target, void* stream) {
-  const DeviceScope scope(target.device);
-  clear_device_values(target, static_cast<cudaStream_t>(stream));
-}
-
-void copy_device_elements(const TensorView& source, const TensorView& target, void* stream) {
-  const DeviceScope scope(target.device);
-  copy_device_values(source, target, static_cast<cudaStream_t>(stream));
-}
-
-void convert_device_elements(const TensorView& source, const TensorView& target, void* stream) {
-  const DeviceScope scope(target.device);
-  convert_device_rows(source, target, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace magi
