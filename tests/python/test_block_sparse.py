@@ -8,7 +8,7 @@ import torch
 
 import dense
 from magi_attention._native.attention import Options
-from magi_attention._native.blocks import BlockCall, BlockMask, BlockShape
+from magi_attention._native.masked import BlockCall, BlockMask, BlockShape
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional import _sparse, block_sparse_attn_func
 from sparse_masks import below_diagonal, counts_of_blocks, counts_of_lists

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from magi_attention._native.attention import Options
-from magi_attention._native.ranges import RangesCall
+from magi_attention._native.masked import RangesCall
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional._calls import run
 from magi_attention.functional._slices import RangesInvocation, host_call, mask_of

@@ -15,7 +15,7 @@ from magi_attention._native import attention as native
 from magi_attention._native.attention import Call, Options
 from magi_attention._native.backend import registration_of
 from magi_attention._native.handles import MaskHandle
-from magi_attention._native.ranges import RangesCall
+from magi_attention._native.masked import RangesCall
 from magi_attention._native.tensors import dense_memory_of
 from magi_attention.common._arguments import naming
 from magi_attention.common._lru import LruCache

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from magi_attention._native.attention import Options
-from magi_attention._native.blocks import BlockCall, BlockShape
+from magi_attention._native.masked import BlockCall, BlockShape
 from magi_attention._native.tensors import is_intercepted
 from magi_attention.common._block_ranges import (
     Blocks,
