@@ -32,11 +32,7 @@ void run_guarded(const std::function<void()>& body) {
 using Group = std::vector<std::unique_ptr<Communicator>>;
 
 Group make_threads(const GroupSetup& setup) {
-  std::vector<comm::EngineOptions> options;
-  for (std::int32_t rank = 0; rank < setup.num_ranks; ++rank) {
-    options.push_back(setup.engine(rank));
-  }
-  return comm::make_thread_group_with(options);
+  return comm::make_thread_group_with(setup.num_ranks, setup.engine());
 }
 
 void run_threads(Group group, const RankBody& body) {
@@ -107,12 +103,6 @@ std::string backend_name(Backend backend) {
   return "";
 }
 
-comm::EngineOptions GroupSetup::engine(std::int32_t rank) const {
-  return {.comm = options,
-          .max_ring_bytes = max_ring_bytes,
-          .fault = rank == faulty_rank ? fault : comm::Fault{}};
-}
-
 void run_ranks(Backend backend, const GroupSetup& setup, const RankBody& body) {
   switch (backend) {
     case Backend::Threads:
@@ -133,7 +123,7 @@ void run_ranks(Backend backend, const GroupSetup& setup, const RankBody& body) {
         const auto bootstrap =
             local_bootstrap(name, rank, setup.num_ranks, std::chrono::seconds(20));
         const auto group =
-            comm::make_shm_group_with(rank, setup.num_ranks, bootstrap, setup.engine(rank));
+            comm::make_shm_group_with(rank, setup.num_ranks, bootstrap, setup.engine());
         body(*group);
       },
       setup.killed);

@@ -23,11 +23,9 @@ struct GroupSetup {
   std::int32_t num_ranks = 1;
   CommOptions options{.deadline = std::chrono::seconds(20)};
   std::size_t max_ring_bytes = std::size_t{64} << 20;
-  std::int32_t faulty_rank = -1;
-  comm::Fault fault{};
   /// Ranks that are expected to be killed.
   std::vector<std::int32_t> killed = {};
-  comm::EngineOptions engine(std::int32_t rank) const;
+  comm::EngineOptions engine() const { return {options, max_ring_bytes}; }
 };
 
 /// Runs `body` on every rank of a new group, in threads of this process or in forked processes,

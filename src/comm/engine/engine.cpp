@@ -2,8 +2,6 @@
 #include "comm/engine/engine.hpp"
 
 #include <algorithm>
-#include <csignal>
-#include <thread>
 #include <utility>
 
 #include "base/check.hpp"
@@ -180,7 +178,8 @@ bool Engine::send_to(std::int32_t to) {
     Exchange& exchange = *target.sending.front();
     SendStream& stream = stream_of(exchange.sends, to);
     while (!stream.done() && target.outbox.has_room()) {
-      moved |= send_packet(target, stream, exchange);
+      send_packet(target, stream, exchange);
+      moved = true;
     }
     if (!stream.done()) break;
     --exchange.open_sends;
@@ -190,7 +189,7 @@ bool Engine::send_to(std::int32_t to) {
   return moved;
 }
 
-bool Engine::send_packet(Peer& to, SendStream& stream, const Exchange& exchange) {
+void Engine::send_packet(Peer& to, SendStream& stream, const Exchange& exchange) {
   const std::size_t share =
       options_.comm.window_bytes / static_cast<std::size_t>(std::max(1, num_ranks_ - 1));
   const std::size_t wanted =
@@ -198,19 +197,10 @@ bool Engine::send_packet(Peer& to, SendStream& stream, const Exchange& exchange)
                options_.max_ring_bytes);
   if (stream.total_bytes > to.outbox.capacity() && wanted > to.outbox.capacity() &&
       to.outbox.grow(wanted)) {
-    return true;
+    return;
   }
-  const Fault& fault = options_.fault;
-  const bool is_faulty = fault.action != FaultAction::None && num_packets_ == fault.at_packet;
-  ++num_packets_;
-  PacketHeader header =
-      fill_packet(exchange, stream, to.outbox.payload(), to.outbox.payload_capacity());
-  if (is_faulty && fault.action == FaultAction::Drop) return true;
-  if (is_faulty && fault.action == FaultAction::Delay) std::this_thread::sleep_for(fault.delay);
-  if (is_faulty && fault.action == FaultAction::Truncate) header.payload_bytes /= 2;
-  if (is_faulty && fault.action == FaultAction::Kill) raise(SIGKILL);
-  to.outbox.publish(header);
-  return true;
+  to.outbox.publish(
+      fill_packet(exchange, stream, to.outbox.payload(), to.outbox.payload_capacity()));
 }
 
 bool Engine::receive_from(std::int32_t from) {

@@ -14,7 +14,6 @@
 
 #include "comm/engine/channel.hpp"
 #include "comm/engine/exchange.hpp"
-#include "comm/engine/faults.hpp"
 #include "comm/engine/layout.hpp"
 #include "comm/engine/shared_region.hpp"
 #include "magi/comm.hpp"
@@ -29,7 +28,6 @@ struct EngineOptions {
   CommOptions comm;
   /// A ring grows no further; larger transfers go through it in pieces.
   std::size_t max_ring_bytes = std::size_t{64} << 20;
-  Fault fault;
 };
 
 /// One rank's side of a group over a shared region: starts exchanges, moves their bytes without
@@ -90,7 +88,7 @@ class Engine {
   bool move_bytes();
   bool send_to(std::int32_t to);
   bool receive_from(std::int32_t from);
-  bool send_packet(Peer& to, SendStream& stream, const Exchange& exchange);
+  void send_packet(Peer& to, SendStream& stream, const Exchange& exchange);
   void check_packet(const Exchange& exchange, const ReceiveStream& stream,
                     const PacketHeader& header, std::size_t capacity);
   void check_origin(std::int32_t from, const Exchange& exchange, const PacketHeader& header);
@@ -118,7 +116,6 @@ class Engine {
   std::vector<std::unique_ptr<Peer>> peers_;  ///< null for the own rank
   std::deque<std::shared_ptr<Exchange>> active_;
   std::uint64_t num_started_ = 0;
-  std::int64_t num_packets_ = 0;
   bool is_over_ = false;
 };
 

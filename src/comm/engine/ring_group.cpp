@@ -110,18 +110,17 @@ std::shared_ptr<SharedRegion> make_group_region(std::int32_t num_ranks, std::uin
   return region;
 }
 
-std::vector<std::unique_ptr<Communicator>> make_thread_group_with(
-    std::span<const EngineOptions> options) {
-  const auto num_ranks = static_cast<std::int32_t>(options.size());
+std::vector<std::unique_ptr<Communicator>> make_thread_group_with(std::int32_t num_ranks,
+                                                                  const EngineOptions& options) {
+  check_group_size(0, num_ranks, options.comm);
   const auto region = make_group_region(num_ranks, 0);
-  auto transports = make_loopback_transports(num_ranks, options[0].comm);
+  auto transports = make_loopback_transports(num_ranks, options.comm);
   transports.resize(static_cast<std::size_t>(num_ranks));
   std::vector<std::unique_ptr<Communicator>> group;
   for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
-    const auto r = static_cast<std::size_t>(rank);
     group.push_back(
-        make_ring_group(std::make_shared<Engine>(rank, num_ranks, region, options[r], HasEnded{}),
-                        "threads", std::move(transports[r])));
+        make_ring_group(std::make_shared<Engine>(rank, num_ranks, region, options, HasEnded{}),
+                        "threads", std::move(transports[static_cast<std::size_t>(rank)])));
   }
   if (num_ranks > 1) log_group(*group[0], [] { return "all ranks are threads of this process"; });
   return group;
@@ -133,10 +132,7 @@ namespace magi {
 
 std::vector<std::unique_ptr<Communicator>> make_thread_group(std::int32_t num_ranks,
                                                              const CommOptions& options) {
-  comm::check_group_size(0, num_ranks, options);
-  const std::vector<comm::EngineOptions> each(static_cast<std::size_t>(num_ranks),
-                                              comm::EngineOptions{.comm = options});
-  return comm::make_thread_group_with(each);
+  return comm::make_thread_group_with(num_ranks, {.comm = options});
 }
 
 }  // namespace magi

@@ -18,9 +18,9 @@ std::unique_ptr<Communicator> make_ring_group(std::shared_ptr<Engine> engine, co
 /// The control part of a new group, ready for its ranks.
 std::shared_ptr<SharedRegion> make_group_region(std::int32_t num_ranks, std::uint64_t nonce);
 
-/// make_thread_group with an option set per rank.
-std::vector<std::unique_ptr<Communicator>> make_thread_group_with(
-    std::span<const EngineOptions> options);
+/// make_thread_group with engine options.
+std::vector<std::unique_ptr<Communicator>> make_thread_group_with(std::int32_t num_ranks,
+                                                                  const EngineOptions& options);
 
 /// make_shm_group with engine options.
 std::unique_ptr<Communicator> make_shm_group_with(std::int32_t rank, std::int32_t num_ranks,
