@@ -37,6 +37,13 @@ class Failure : public ::testing::TestWithParam<Backend> {
 INSTANTIATE_TEST_SUITE_P(Backends, Failure, ::testing::Values(Backend::Threads, Backend::Shm),
                          [](const auto& backend) { return testing::backend_name(backend.param); });
 
+/// Also over a transport that compares nothing.
+class Disagreement : public Failure {};
+
+INSTANTIATE_TEST_SUITE_P(Backends, Disagreement,
+                         ::testing::Values(Backend::Threads, Backend::Shm, Backend::Bytes),
+                         [](const auto& backend) { return testing::backend_name(backend.param); });
+
 /// Everyone casts `rows` rows of 8 bytes to everyone.
 struct AllCast {
   explicit AllCast(std::int32_t num_ranks, std::int64_t rows = 4)
@@ -123,7 +130,7 @@ TEST_P(Failure, SlowRankWithinTheDeadlineIsNoError) {
       });
 }
 
-TEST_P(Failure, AnotherPlanIsNamedBeforeDataIsUsed) {
+TEST_P(Disagreement, AnotherPlanIsNamedBeforeDataIsUsed) {
   const AllCast cast(3);
   run({.num_ranks = 3}, [&](Communicator& group) {
     const std::uint64_t digest = group.rank() == 2 ? 0xbad : kDigest;
@@ -161,7 +168,7 @@ TEST_P(Failure, AnotherStageOrCallIsAMismatch) {
   });
 }
 
-TEST_P(Failure, OtherOptionsOfACallAreNamed) {
+TEST_P(Disagreement, OtherOptionsOfACallAreNamed) {
   const AllCast cast(3);
   const auto options = [](double scale) {
     return comm::pack_options({.sink_axes = 2, .num_sinks = 1, .softmax_scale = scale});

@@ -97,17 +97,19 @@ struct LseRow {
 };
 
 LseRow merged(LseRow a, LseRow b) {
-  if (a.lse == kNone) return b.lse == kNone ? LseRow{} : b;
-  if (b.lse == kNone) return a;
+  if (b.lse == kNone || a.lse == -kNone) return a.lse == kNone ? LseRow{} : a;
+  if (a.lse == kNone || b.lse == -kNone) return b;
   const double lse = std::log(std::exp(a.lse) + std::exp(b.lse));
   return {.out = a.out * std::exp(a.lse - lse) + b.out * std::exp(b.lse - lse), .lse = lse};
 }
 
-/// Rows without keys are frequent, and their values are garbage that must not leak.
+/// Rows without keys are frequent, and their values are garbage that must not leak. An lse of +inf
+/// is that of a row whose sink takes all weight.
 LseRow lse_partial(std::int32_t rank, std::int64_t row, std::int64_t head) {
   const std::int64_t draw = (rank * 17 + row * 5 + head * 3) % 7;
   if (draw < 3) return {.out = std::numeric_limits<double>::quiet_NaN(), .lse = kNone};
-  return {.out = static_cast<double>(draw) - 4.5, .lse = static_cast<double>(draw * draw) - 20};
+  return {.out = static_cast<double>(draw) - 4.5,
+          .lse = draw == 6 ? -kNone : static_cast<double>(draw * draw) - 20};
 }
 LseRow lse_own(std::int64_t row, std::int64_t head) {
   return (row + head) % 4 == 0 ? LseRow{} : LseRow{.out = 1, .lse = -5};

@@ -6,7 +6,6 @@
 
 #include "comm/ranks.hpp"
 #include "comm/row_moves.hpp"
-#include "comm/rows/call_options.hpp"
 #include "comm/rows/row_memory.hpp"
 
 // Moves of rows in host memory over each backend.
@@ -69,45 +68,6 @@ TEST_P(RowMoves, MaximumOverRanksIsNotCounted) {
   run(3, [&](Communicator& group) {
     testing::check_maximum(group, host, DType::Float32);
     testing::check_maximum(group, host, DType::Float64);
-  });
-}
-
-/// One rank sends under another digest over a transport that compares nothing.
-TEST(AnnouncedExchange, AnotherPlanIsNamedBeforeRowsAreUsed) {
-  const auto test = testing::all_to_all_case(2, 4);
-  testing::run_ranks(Backend::Bytes, {.num_ranks = 2}, [&](Communicator& group) {
-    const auto rank = static_cast<std::size_t>(group.rank());
-    const auto own = testing::make_tensor(DType::Float32, {4, 2});
-    const auto received = testing::make_tensor(DType::Float32, {4, 2});
-    testing::fill(received.view, [](const auto&) { return -1; });
-    const auto cast = [&](ExchangeTag tag) {
-      group.group_cast({&own.view, 1}, {&received.view, 1}, test.ranks[rank], tag)->wait_sync();
-    };
-    const auto error =
-        testing::catch_comm_error([&] { cast({.plan_digest = rank == 0 ? 0xfeedu : 0xbadu}); });
-    EXPECT_EQ(error.failure(), CommFailure::PlanMismatch) << error.what();
-    EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("plan 0x000000000000feed"),
-                                               ::testing::HasSubstr("plan 0x0000000000000bad")));
-    EXPECT_EQ(testing::read_element(received.view, {0, 0}), -1);
-  });
-}
-
-TEST(AnnouncedExchange, OtherOptionsOfACallAreNamed) {
-  const auto test = testing::all_to_all_case(2, 4);
-  testing::run_ranks(Backend::Bytes, {.num_ranks = 2}, [&](Communicator& group) {
-    const auto rank = static_cast<std::size_t>(group.rank());
-    const auto own = testing::make_tensor(DType::Float32, {4, 2});
-    const auto received = testing::make_tensor(DType::Float32, {4, 2});
-    const auto error = testing::catch_comm_error([&] {
-      const ExchangeTag tag{.plan_digest = 5,
-                            .options = comm::pack_options({.has_max_logits = rank == 1})};
-      group.group_cast({&own.view, 1}, {&received.view, 1}, test.ranks[rank], tag)->wait_sync();
-    });
-    EXPECT_EQ(error.failure(), CommFailure::PlanMismatch);
-    const std::string told = "rank " + std::to_string(1 - rank) +
-                             " calls with other options than rank " + std::to_string(rank) +
-                             ": max_logits; in stage 0 of group_cast";
-    EXPECT_THAT(error.what(), ::testing::StartsWith(told));
   });
 }
 
