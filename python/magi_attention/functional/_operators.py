@@ -5,6 +5,7 @@ fake implementations.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -101,16 +102,6 @@ def flex_call(
     return RangesInvocation(q, k, v, sink, mask, options)
 
 
-class FlexArguments(NamedTuple):
-    """Arguments of an operator on one device, checked."""
-
-    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    sink: torch.Tensor | None
-    mask: tuple
-    scale: float
-    softcap: float
-
-
 def knows_symbols() -> bool:
     from torch.fx.experimental import symbolic_shapes
 
@@ -146,81 +137,6 @@ def number_of(number: float, symbol: torch.Tensor | None) -> float:
     return number if symbol is None else symbol.item()
 
 
-def _checked(q, k, v, sink, mask, numbers: tuple, backend: str | None) -> FlexArguments:
-    """Checks what flex_flash_attn_func checks, for callers of the operator and of graphs."""
-    scale, softcap, symbols, sink_layout, sm_margin = numbers
-    scale, softcap = map(number_of, (scale, softcap), symbols)
-    ensure(backend)
-    q, k, v = check_qkv(q, k, v, backend)
-    check_sm_margin(sm_margin, backend)
-    check_params(scale or None, softcap, q.dtype)
-    sink = check_computed_sink(sink, sink_layout, q)
-    refuse_tangents(q=q, k=k, v=v, sink=sink)
-    return FlexArguments((q, k, v), sink, check_ranges(q, *mask), scale, softcap)
-
-
-def _flex_forward_fake(
-    q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout, with_max_logits,
-    sm_margin, scale_symbol=None, softcap_symbol=None, backend=None,
-):  # fmt: skip
-    return fake_forward(q, k, v, with_max_logits)
-
-
-def _flex_forward(
-    q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout, with_max_logits,
-    sm_margin, scale_symbol=None, softcap_symbol=None, backend=None,
-):  # fmt: skip
-    symbols, mask = (scale_symbol, softcap_symbol), (q_ranges, k_ranges, types)
-    numbers = scale, softcap, symbols, sink_layout, sm_margin
-    given = _checked(q, k, v, sink, mask, numbers, backend)
-    options = Options(given.scale, given.softcap, sink_layout, with_max_logits, sm_margin)
-    call = flex_call(*given.qkv, given.sink, given.mask, options, backend)
-    return forward(call, *given.qkv, given.sink)
-
-
-def _flex_backward_fake(
-    dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout,
-    sm_margin, deterministic, scale_symbol=None, softcap_symbol=None, backend=None,
-):  # fmt: skip
-    return fake_backward(q, k, v, sink, out, lse)
-
-
-def _flex_backward(
-    dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout,
-    sm_margin, deterministic, scale_symbol=None, softcap_symbol=None, backend=None,
-):  # fmt: skip
-    symbols, mask = (scale_symbol, softcap_symbol), (q_ranges, k_ranges, types)
-    numbers = scale, softcap, symbols, sink_layout, sm_margin
-    given = _checked(q, k, v, sink, mask, numbers, backend)
-    q, k, v = given.qkv
-    dout, dlse, out, lse = check_results(q, v, dout=dout, dlse=dlse, out=out, lse=lse)
-    options = Options(given.scale, given.softcap, sink_layout, False, sm_margin, not deterministic)
-    call = flex_call(q, k, v, given.sink, given.mask, options, backend)
-    return backward(call, dout, dlse, q, k, v, out, lse, given.sink)
-
-
-define(
-    "flex_forward",
-    "(Tensor q, Tensor k, Tensor v, Tensor q_ranges, Tensor k_ranges, Tensor? types, Tensor? sink,"
-    " float scale, float softcap, int sink_layout, bool with_max_logits, int sm_margin,"
-    " Tensor? scale_symbol=None, Tensor? softcap_symbol=None, str? backend=None)"
-    " -> (Tensor, Tensor, Tensor)",
-    _flex_forward_fake,
-    _flex_forward,
-)
-define(
-    "flex_backward",
-    "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
-    " Tensor q_ranges, Tensor k_ranges, Tensor? types, Tensor? sink, float scale, float softcap,"
-    " int sink_layout, int sm_margin, bool deterministic, Tensor? scale_symbol=None,"
-    " Tensor? softcap_symbol=None, str? backend=None) -> (Tensor, Tensor, Tensor, Tensor)",
-    _flex_backward_fake,
-    _flex_backward,
-)
-flex_forward_op = torch.ops.magi_attention.flex_forward.default
-flex_backward_op = torch.ops.magi_attention.flex_backward.default
-
-
 _MAX_BLOCK = (1 << 30) - 1
 
 
@@ -247,75 +163,87 @@ def check_lists(
     return as_plain(name, indices)
 
 
-class _Listed:
-    """Arguments of an operator, checked. features: with_max_logits, sm_margin, is_fast_backward."""
+class _Form(NamedTuple):
+    """A form of masks on one device, in schemas of its operators: tensors before the sink, numbers
+    after it, what ends them. call_of(qkv, sink, mask, numbers, options, backend) gives what runs,
+    and num_words tensors that forward returns too.
+    """
 
-    def __init__(
-        self, qkv, indices, sink, block, scale, softcap, sink_layout, symbols, features=(False, 0)
-    ):
-        scale, softcap = map(number_of, (scale, softcap), symbols)
-        self.qkv = q, k, v = check_qkv(*qkv)
+    mask: str
+    numbers: str
+    end: str
+    num_words: int
+    call_of: Callable[..., tuple]
+
+
+def _define_form(name: str, form: _Form) -> None:
+    """The operators `name`_forward and `name`_backward. Their arguments behind q, k, v, or out and
+    lse, are read from a tuple: as many in both.
+    """
+    num_mask, num_numbers = form.mask.count(","), form.numbers.count(",")
+
+    def prepare(q, k, v, rest: tuple, is_backward: bool):
+        """Checks what the functions over operators check, for callers of these and of graphs."""
+        rest = (*rest, None, None, None)  # torch leaves out what has its default
+        mask, sink, rest = rest[:num_mask], rest[num_mask], rest[num_mask + 1 :]
+        numbers, (scale, softcap, layout, *features) = rest[:num_numbers], rest[num_numbers:]
+        first, second, scale_symbol, softcap_symbol, backend, *_ = features
+        with_max_logits, sm_margin = (False, first) if is_backward else (first, second)
+        scale, softcap = number_of(scale, scale_symbol), number_of(softcap, softcap_symbol)
+        ensure(backend)
+        q, k, v = qkv = check_qkv(q, k, v, backend)
+        check_sm_margin(sm_margin, backend)
         check_params(scale or None, softcap, q.dtype)
-        self.sink = check_computed_sink(sink, sink_layout, q)
+        sink = check_computed_sink(sink, layout, q)
         refuse_tangents(q=q, k=k, v=v, sink=sink)
-        indices = check_lists(indices, block, (q.shape[0], k.shape[1]), q.device)
-        self.lists = KeyLists(indices, block)
-        options = Options(scale, softcap, sink_layout, *features)
-        self.call = listed_call(q, k, v, self.sink, self.lists, options)
+        is_fast = is_backward and not second
+        options = Options(scale, softcap, layout, with_max_logits, sm_margin, is_fast)
+        call, *words = form.call_of(qkv, sink, mask, numbers, options, backend)
+        return call, (*qkv, sink), words
+
+    def fake_of_forward(q, k, v, *rest):
+        words = (q.new_empty((2,), dtype=torch.int64) for _ in range(form.num_words))
+        return (*fake_forward(q, k, v, rest[num_mask + num_numbers + 4]), *words)
+
+    def run_forward(q, k, v, *rest):
+        call, tensors, words = prepare(q, k, v, rest, False)
+        return (*forward(call, *tensors), *words)
+
+    def fake_of_backward(dout, dlse, q, k, v, out, lse, *rest):
+        return fake_backward(q, k, v, rest[num_mask], out, lse)
+
+    def run_backward(dout, dlse, q, k, v, out, lse, *rest):
+        call, (q, k, v, sink), _ = prepare(q, k, v, rest, True)
+        dout, dlse, out, lse = check_results(q, v, dout=dout, dlse=dlse, out=out, lse=lse)
+        return backward(call, dout, dlse, q, k, v, out, lse, sink)
+
+    qkv = "Tensor q, Tensor k, Tensor v, "
+    common = f"{form.mask}Tensor? sink, {form.numbers}float scale, float softcap, int sink_layout, "
+    end = f", Tensor? scale_symbol=None, Tensor? softcap_symbol=None{form.end}) -> "
+    results = ", ".join(["Tensor"] * (3 + form.num_words))
+    schema = f"({qkv}{common}bool with_max_logits, int sm_margin{end}({results})"
+    define(f"{name}_forward", schema, fake_of_forward, run_forward)
+    given = f"Tensor dout, Tensor? dlse, {qkv}Tensor out, Tensor lse, "
+    gradients = "(Tensor, Tensor, Tensor, Tensor)"
+    schema = f"({given}{common}int sm_margin, bool deterministic{end}{gradients}"
+    define(f"{name}_backward", schema, fake_of_backward, run_backward)
 
 
-def _listed_forward_fake(
-    q, k, v, indices, sink, block, scale, softcap, sink_layout, with_max_logits, sm_margin,
-    scale_symbol=None, softcap_symbol=None,
-):  # fmt: skip
-    return (*fake_forward(q, k, v, with_max_logits), indices.new_empty((2,), dtype=torch.int64))
+def _flex_call(qkv, sink, mask, numbers, options: Options, backend: str | None) -> tuple:
+    return (flex_call(*qkv, sink, check_ranges(qkv[0], *mask), options, backend),)
 
 
-def _listed_forward(
-    q, k, v, indices, sink, block, scale, softcap, sink_layout, with_max_logits, sm_margin,
-    scale_symbol=None, softcap_symbol=None,
-):  # fmt: skip
-    symbols, features = (scale_symbol, softcap_symbol), (with_max_logits, sm_margin)
-    given = _Listed((q, k, v), indices, sink, block, scale, softcap, sink_layout, symbols, features)
-    return (*forward(given.call, *given.qkv, given.sink), given.lists.report)
+def _listed_call(qkv, sink, mask, numbers, options: Options, backend: None) -> tuple:
+    q, k, _ = qkv
+    lists = KeyLists(check_lists(*mask, *numbers, (q.shape[0], k.shape[1]), q.device), *numbers)
+    return listed_call(*qkv, sink, lists, options), lists.report
 
 
-def _listed_backward_fake(
-    dout, dlse, q, k, v, out, lse, indices, sink, block, scale, softcap, sink_layout, sm_margin,
-    deterministic, scale_symbol=None, softcap_symbol=None,
-):  # fmt: skip
-    return fake_backward(q, k, v, sink, out, lse)
-
-
-def _listed_backward(
-    dout, dlse, q, k, v, out, lse, indices, sink, block, scale, softcap, sink_layout, sm_margin,
-    deterministic, scale_symbol=None, softcap_symbol=None,
-):  # fmt: skip
-    symbols = scale_symbol, softcap_symbol
-    features = False, sm_margin, not deterministic
-    given = _Listed((q, k, v), indices, sink, block, scale, softcap, sink_layout, symbols, features)
-    q, k, v = given.qkv
-    dout, dlse, out, lse = check_results(q, v, dout=dout, dlse=dlse, out=out, lse=lse)
-    return backward(given.call, dout, dlse, q, k, v, out, lse, given.sink)
-
-
-define(
-    "listed_forward",
-    "(Tensor q, Tensor k, Tensor v, Tensor indices, Tensor? sink, int block, float scale,"
-    " float softcap, int sink_layout, bool with_max_logits, int sm_margin,"
-    " Tensor? scale_symbol=None, Tensor? softcap_symbol=None) -> (Tensor, Tensor, Tensor, Tensor)",
-    _listed_forward_fake,
-    _listed_forward,
-)
-define(
-    "listed_backward",
-    "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
-    " Tensor indices, Tensor? sink, int block, float scale, float softcap, int sink_layout,"
-    " int sm_margin, bool deterministic, Tensor? scale_symbol=None,"
-    " Tensor? softcap_symbol=None) -> (Tensor, Tensor, Tensor, Tensor)",
-    _listed_backward_fake,
-    _listed_backward,
-)
+_RANGES = "Tensor q_ranges, Tensor k_ranges, Tensor? types, "
+_define_form("flex", _Form(_RANGES, "", ", str? backend=None", 0, _flex_call))
+_define_form("listed", _Form("Tensor indices, ", "int block, ", "", 1, _listed_call))
+flex_forward_op = torch.ops.magi_attention.flex_forward.default
+flex_backward_op = torch.ops.magi_attention.flex_backward.default
 listed_forward_op = torch.ops.magi_attention.listed_forward.default
 listed_backward_op = torch.ops.magi_attention.listed_backward.default
 
