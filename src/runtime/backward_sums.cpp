@@ -13,19 +13,13 @@ enum QueryTensor : std::uint8_t { kQ, kOut, kDout, kLse, kDlse };
 
 }  // namespace
 
-BackwardSums::BackwardSums(StepCall& call, const AttentionInputs& inputs, const TensorView& dsink)
+BackwardSums::BackwardSums(StepCall& call)
     : call_(call),
-      inputs_(inputs),
-      dsink_(dsink),
       dq_(call.own(Role::QueryGradients)[0]),
       dk_and_dv_(call.own(Role::KeyGradients)) {
   const std::vector<bool> none(static_cast<std::size_t>(call.steps.plan.config.num_heads_kv));
   written_heads_.resize(1 + call.steps.plan.exchanges.size(), none);
-  set_sums();
-}
-
-void BackwardSums::set_sums() {
-  const RankSteps& steps = call_.steps;
+  const RankSteps& steps = call.steps;
   // Copied own keys have their sums in the segment that holds the copy. Attends of several shares
   // add to own keys that were cleared.
   const bool is_added = !steps.is_own_keys_copied() && !call_.is_whole(Role::KeyGradients) &&
@@ -89,10 +83,11 @@ BackwardArgs BackwardSums::args_of(const AttendCall& attend) {
                     .dv = sums[1],
                     .is_accumulating = what.is_merging || is_adding,
                     .is_writing_keys = !is_adding,
-                    .params = inputs_.params};
-  if (attend.queries < 0 && !what.is_merging && !dsink_.empty()) {
-    args.sink = sink_of(inputs_.sink, call_.steps, attend);
-    args.dsink = sink_of(dsink_, call_.steps, attend);
+                    .params = call_.args.inputs.params};
+  const TensorView& dsink = call_.args.input_gradients.dsink;
+  if (attend.queries < 0 && !what.is_merging && !dsink.empty()) {
+    args.sink = call_.sink_of(call_.args.inputs.sink, attend);
+    args.dsink = call_.sink_of(dsink, attend);
     if (is_adding) clear_elements(args.dsink, call_.stream);
     is_dsink_written_ = true;
   }
@@ -120,18 +115,9 @@ bool BackwardSums::store() {
     call_.store(call_.own(Role::KeyGradients)[0], dk_and_dv_[0]);
     call_.store(call_.own(Role::KeyGradients)[1], dk_and_dv_[1]);
   }
-  if (!dsink_.empty() && !is_dsink_written_) clear_elements(dsink_, call_.stream);
+  const TensorView& dsink = call_.args.input_gradients.dsink;
+  if (!dsink.empty() && !is_dsink_written_) clear_elements(dsink, call_.stream);
   return is_stored;
-}
-
-void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionResult& result,
-                 const OutputGradients& output_gradients, const InputGradients& input_gradients) {
-  call.set_own(Role::KeysValues, {inputs.k, inputs.v});
-  call.set_own(Role::Queries,
-               {inputs.q, result.out, output_gradients.dout, result.lse, output_gradients.dlse});
-  call.set_own(Role::QueryGradients, {input_gradients.dq});
-  call.set_own(Role::KeyGradients, {input_gradients.dk, input_gradients.dv});
-  call.set_options(inputs, false, is_given(output_gradients.dlse));
 }
 
 }  // namespace magi

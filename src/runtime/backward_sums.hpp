@@ -13,7 +13,8 @@ namespace magi {
 /// steps, and in each in the order of the ranks.
 class BackwardSums {
  public:
-  BackwardSums(StepCall& call, const AttentionInputs& inputs, const TensorView& dsink);
+  /// Puts in place of the caller's gradients what parts are added to.
+  explicit BackwardSums(StepCall& call);
 
   /// The tensors of an attention call. The first attention call of some queries or keys writes
   /// their gradients, later ones add to them. The first of the own queries gives the sink's
@@ -30,8 +31,6 @@ class BackwardSums {
   bool store();
 
  private:
-  /// Puts in place of the caller's gradients what parts are added to.
-  void set_sums();
   /// Whether an attention call adds to gradients of its keys; else it writes them. Of the own keys
   /// of several shares each attention call has some rows, so all are cleared before.
   bool adds_to_keys(const AttendCall& attend);
@@ -41,8 +40,6 @@ class BackwardSums {
   std::vector<bool>& written(std::int32_t exchange) { return written_heads_[segment_of(exchange)]; }
 
   StepCall& call_;
-  const AttentionInputs& inputs_;
-  const TensorView& dsink_;
   TensorView dq_;                                 ///< the caller's
   TensorGroup dk_and_dv_;                         ///< likewise
   std::vector<std::vector<bool>> written_heads_;  ///< of key gradients: own, then by exchange

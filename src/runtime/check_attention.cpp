@@ -2,9 +2,12 @@
 #include "runtime/check_attention.hpp"
 
 #include <array>
+#include <string>
 
+#include "base/check.hpp"
 #include "kernels/check/check_attention.hpp"
 #include "kernels/check/check_tensor.hpp"
+#include "runtime/tensors/check_device.hpp"
 
 namespace magi {
 namespace {
@@ -26,47 +29,86 @@ void check_plan_shapes(const RankSteps& steps, const AttentionInputs& inputs) {
   check_shape("v", inputs.v, std::array{rows_k, heads_kv, dim_v});
 }
 
-}  // namespace
-
-void check_forward(const RankSteps& steps, const AttentionBackend& backend,
-                   const AttentionInputs& inputs, const AttentionResult& result) {
-  check_plan_shapes(steps, inputs);
-  check_attention(backend.limits(),
-                  ForwardArgs{.q = inputs.q,
-                              .k = inputs.k,
-                              .v = inputs.v,
-                              .slices = {},
-                              .sink = inputs.sink,
-                              .out = result.out,
-                              .lse = result.lse,
-                              .max_logits = result.max_logits,
-                              .params = inputs.params},
-                  inputs.q.device);
+/// Refuses what no device allows. StepMemory checks the rest, when a call tells the device.
+void check_choices(const AttentionOptions& options) {
+  if ((options.allocator.allocate == nullptr) != (options.allocator.release == nullptr)) {
+    throw invalid("options.allocator", "one function", "allocate and release, or neither");
+  }
+  constexpr std::int32_t kMostSms = 1 << 20;
+  if (options.exchange_sms < 0 || options.exchange_sms > kMostSms) {
+    throw invalid("options.exchange_sms", options.exchange_sms,
+                  "0 to " + std::to_string(kMostSms) + ", and less than a GPU has");
+  }
+  if (options.backend.empty()) return;
+  std::string allowed;
+  for (const std::string& name : backend_names()) {
+    if (name == options.backend) return;
+    allowed += (allowed.empty() ? "" : ", ") + name;
+  }
+  throw invalid("options.backend", options.backend, allowed);
 }
 
-void check_backward(const RankSteps& steps, const AttentionBackend& backend,
-                    const AttentionInputs& inputs, const AttentionResult& result,
-                    const OutputGradients& output_gradients,
-                    const InputGradients& input_gradients) {
+}  // namespace
+
+void check_setup(const Plan* plan, const Communicator& communicator,
+                 const AttentionOptions& options) {
+  if (plan == nullptr) throw invalid("plan", "null", "a plan");
+  if (plan->ranks.empty()) throw invalid("plan.ranks", "empty", "those of a plan that was made");
+  for (std::size_t e = 0; e < plan->exchanges.size(); ++e) {
+    const std::int32_t hop = plan->exchanges[e].hop;
+    if (hop == 0 || (hop == 1 && has_nodes(plan->config))) continue;
+    throw invalid("plan.exchanges[" + std::to_string(e) + "].hop", hop,
+                  "0 (the direct way), or 1 (by node) between several nodes");
+  }
+  if (communicator.num_ranks() != plan->config.num_ranks) {
+    throw invalid("communicator.num_ranks", communicator.num_ranks(),
+                  std::to_string(plan->config.num_ranks) + " (the plan's)");
+  }
+  check_choices(options);
+}
+
+void check_pass_args(const RankSteps& steps, const AttentionBackend& backend,
+                     const PassArgs& args) {
+  const AttentionInputs& inputs = args.inputs;
   check_plan_shapes(steps, inputs);
-  const TensorView& dsink = input_gradients.dsink;
+  if (args.pass == Pass::Forward) {
+    check_attention(backend.limits(),
+                    ForwardArgs{.q = inputs.q,
+                                .k = inputs.k,
+                                .v = inputs.v,
+                                .slices = {},
+                                .sink = inputs.sink,
+                                .out = args.result.out,
+                                .lse = args.result.lse,
+                                .max_logits = args.result.max_logits,
+                                .params = inputs.params},
+                    inputs.q.device);
+    return;
+  }
+  const auto& [dq, dk, dv, dsink] = args.input_gradients;
   check_attention(backend.limits(),
                   BackwardArgs{.q = inputs.q,
                                .k = inputs.k,
                                .v = inputs.v,
                                .slices = {},
-                               .out = result.out,
-                               .lse = result.lse,
-                               .dout = output_gradients.dout,
-                               .dlse = output_gradients.dlse,
+                               .out = args.result.out,
+                               .lse = args.result.lse,
+                               .dout = args.output_gradients.dout,
+                               .dlse = args.output_gradients.dlse,
                                .sink = inputs.sink,
-                               .dq = input_gradients.dq,
-                               .dk = input_gradients.dk,
-                               .dv = input_gradients.dv,
+                               .dq = dq,
+                               .dk = dk,
+                               .dv = dv,
                                // A sink may come without a place for its gradient.
                                .dsink = dsink.empty() ? inputs.sink : dsink,
                                .params = inputs.params},
                   inputs.q.device);
+}
+
+void check_stream(const comm::RowExchanger& exchanger, const Communicator& communicator,
+                  std::int32_t device, void* stream) {
+  if (device == kCpuDevice || communicator.num_ranks() == 1 || exchanger.is_capturable()) return;
+  check_not_captured(stream, "attention over ranks, but over nvlink and nccl");
 }
 
 }  // namespace magi

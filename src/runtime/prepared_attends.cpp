@@ -6,9 +6,14 @@
 namespace magi {
 namespace {
 
-/// Prepares each attention call that has rows, once for those that are alike.
-template <typename Prepared, typename Prepare>
-PreparedAttends<Prepared> prepare_all(const RankSteps& steps, const Prepare& prepare) {
+/// Finds what is prepared for a kind of calls, or prepares each attention call that has rows, once
+/// for those that are alike.
+template <typename Kind, typename Prepared, typename Prepare>
+const PreparedAttends<Prepared>& find_or_prepare(std::map<Kind, PreparedAttends<Prepared>>& known,
+                                                 const Kind& kind, const RankSteps& steps,
+                                                 const Prepare& prepare) {
+  const auto found = known.find(kind);
+  if (found != known.end()) return found->second;
   PreparedAttends<Prepared> prepared;
   for (const AttendCall& call : steps.attends) {
     if (call.q_rows.empty()) {
@@ -19,7 +24,7 @@ PreparedAttends<Prepared> prepare_all(const RankSteps& steps, const Prepare& pre
       prepared.push_back(prepare(call));
     }
   }
-  return prepared;
+  return known[kind] = std::move(prepared);
 }
 
 }  // namespace
@@ -57,37 +62,49 @@ InFlightKeys AttendCache::in_flight_keys(std::int32_t own_rows) const {
   return coming;
 }
 
-const PreparedAttends<PreparedForward>& AttendCache::forward(DType type) {
-  const auto known = forwards_.find(type);
-  if (known != forwards_.end()) return known->second;
-  const auto prepare = [&](const AttendCall& call) {
-    const auto [q, k, v] = shapes_of(call, type);
-    const ForwardArgs args{.q = q, .k = k, .v = v, .slices = call.slices};
-    const ForwardTuning tuning{.sm_margin = call.is_beside_exchange ? exchange_sms_ : 0};
-    if (!takes_in_flight_) return backend_.prepare_forward(args, tuning);
-    return backend_.prepare_in_flight_forward(args, tuning,
-                                              in_flight_keys(steps_.rows_of_keys(call).own.end));
-  };
-  return forwards_[type] = prepare_all<PreparedForward>(steps_, prepare);
+TensorView AttendCache::without_data(DType dtype, Range rows, Range heads, std::int32_t dim) const {
+  TensorView tensor = contiguous_view(nullptr, dtype, {rows.size(), heads.size(), dim});
+  tensor.device = device_;
+  return tensor;
 }
 
-const PreparedAttends<PreparedBackward>& AttendCache::backward(const BackwardKind& kind) {
-  const auto known = backwards_.find(kind);
-  if (known != backwards_.end()) return known->second;
-  const auto prepare = [&](const AttendCall& call) {
+template <typename Args>
+Args AttendCache::shapes_of(const AttendCall& call, DType dtype) const {
+  const PlanConfig& config = steps_.plan.config;
+  Args args;
+  args.q = without_data(dtype, call.q_rows, call.q_heads, config.head_dim_qk);
+  args.k = without_data(dtype, call.k_rows, call.attend.heads, config.head_dim_qk);
+  args.v = without_data(dtype, call.k_rows, call.attend.heads, config.head_dim_v);
+  args.slices = call.slices;
+  return args;
+}
+
+const PreparedAttends<PreparedForward>& AttendCache::forward(const PassArgs& args) {
+  const DType type = args.inputs.q.dtype;
+  return find_or_prepare(forwards_, type, steps_, [&](const AttendCall& call) {
+    const auto shapes = shapes_of<ForwardArgs>(call, type);
+    const ForwardTuning tuning{.sm_margin = call.is_beside_exchange ? exchange_sms_ : 0};
+    if (!takes_in_flight_) return backend_.prepare_forward(shapes, tuning);
+    return backend_.prepare_in_flight_forward(shapes, tuning,
+                                              in_flight_keys(steps_.rows_of_keys(call).own.end));
+  });
+}
+
+const PreparedAttends<PreparedBackward>& AttendCache::backward(const PassArgs& args) {
+  const std::tuple kind(args.inputs.q.dtype, args.output_gradients.dout.dtype,
+                        args.inputs.is_fast_backward);
+  return find_or_prepare(backwards_, kind, steps_, [&](const AttendCall& call) {
+    const auto& [type, dout_type, is_fast] = kind;
     const BackwardTuning tuning{.sm_margin = call.is_beside_in_backward ? exchange_sms_ : 0,
-                                .is_deterministic = !kind.is_fast};
-    const auto [q, k, v] = shapes_of(call, kind.type);
-    BackwardArgs args{.q = q, .k = k, .v = v, .slices = call.slices};
-    args.dout = without_data(kind.dout_type, call.q_rows.size(), call.q_heads.size(),
-                             steps_.plan.config.head_dim_v);
-    if (!takes_in_flight_) return backend_.prepare_backward(args, tuning);
+                                .is_deterministic = !is_fast};
+    auto shapes = shapes_of<BackwardArgs>(call, type);
+    shapes.dout = without_data(dout_type, call.q_rows, call.q_heads, steps_.plan.config.head_dim_v);
+    if (!takes_in_flight_) return backend_.prepare_backward(shapes, tuning);
     // What prepares the backward takes longer than the keys do: waiting in its items costs more.
     InFlightKeys coming = in_flight_keys(0);
     coming.is_awaited = true;
-    return backend_.prepare_in_flight_backward(args, tuning, coming);
-  };
-  return backwards_[kind] = prepare_all<PreparedBackward>(steps_, prepare);
+    return backend_.prepare_in_flight_backward(shapes, tuning, coming);
+  });
 }
 
 std::size_t AttendCache::size_bytes() const {
@@ -100,22 +117,6 @@ std::size_t AttendCache::size_bytes() const {
   for (const auto& [type, attends] : forwards_) add_different(attends);
   for (const auto& [kind, attends] : backwards_) add_different(attends);
   return static_cast<std::size_t>(total);
-}
-
-TensorView AttendCache::without_data(DType dtype, std::int64_t rows, std::int64_t heads,
-                                     std::int64_t dim) const {
-  TensorView tensor = contiguous_view(nullptr, dtype, {rows, heads, dim});
-  tensor.device = device_;
-  return tensor;
-}
-
-std::array<TensorView, 3> AttendCache::shapes_of(const AttendCall& call, DType dtype) const {
-  const PlanConfig& config = steps_.plan.config;
-  const std::int64_t rows_k = call.k_rows.size();
-  const std::int64_t heads = call.attend.heads.size();
-  return {without_data(dtype, call.q_rows.size(), call.q_heads.size(), config.head_dim_qk),
-          without_data(dtype, rows_k, heads, config.head_dim_qk),
-          without_data(dtype, rows_k, heads, config.head_dim_v)};
 }
 
 }  // namespace magi

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -10,8 +9,7 @@
 #include <vector>
 
 #include "comm/nvlink/peer_exchanger.hpp"
-#include "kernels/attention/backend.hpp"
-#include "runtime/rank_steps.hpp"
+#include "runtime/check_attention.hpp"
 
 namespace magi {
 
@@ -32,22 +30,15 @@ class AttendCache {
   /// Whether the rank's one attention call begins while its keys come (RankSteps::is_arrival).
   bool takes_in_flight_keys() const { return takes_in_flight_; }
 
-  struct BackwardKind {
-    DType type, dout_type;
-    bool is_fast;
-    friend bool operator<(const BackwardKind& a, const BackwardKind& b) {
-      return std::tie(a.type, a.dout_type, a.is_fast) < std::tie(b.type, b.dout_type, b.is_fast);
-    }
-  };
-  const PreparedAttends<PreparedForward>& forward(DType type);
-  const PreparedAttends<PreparedBackward>& backward(const BackwardKind& kind);
+  const PreparedAttends<PreparedForward>& forward(const PassArgs& args);
+  const PreparedAttends<PreparedBackward>& backward(const PassArgs& args);
   std::size_t size_bytes() const;
 
  private:
-  TensorView without_data(DType dtype, std::int64_t rows, std::int64_t heads,
-                          std::int64_t dim) const;
-  /// The queries, keys and values of an attention call.
-  std::array<TensorView, 3> shapes_of(const AttendCall& call, DType dtype) const;
+  TensorView without_data(DType dtype, Range rows, Range heads, std::int32_t dim) const;
+  /// The queries, keys, values and slices of an attention call.
+  template <typename Args>
+  Args shapes_of(const AttendCall& call, DType dtype) const;
 
   /// The keys of the attention call that takes in-flight ones, of which the call reads the first
   /// `own_rows` in the own tensors.
@@ -60,7 +51,8 @@ class AttendCache {
   const comm::PeerExchanger* peers_;
   bool takes_in_flight_ = false;
   std::map<DType, PreparedAttends<PreparedForward>> forwards_;
-  std::map<BackwardKind, PreparedAttends<PreparedBackward>> backwards_;
+  /// By the types of q and dout, and whether it is fast.
+  std::map<std::tuple<DType, DType, bool>, PreparedAttends<PreparedBackward>> backwards_;
 };
 
 }  // namespace magi

@@ -41,30 +41,52 @@ double softmax_scale_of(const AttentionParams& params, std::int32_t head_dim) {
                                      : 1.0 / std::sqrt(static_cast<double>(head_dim));
 }
 
+std::uint64_t pack_options(const RankSteps& steps, const StepMemory& memory, const PassArgs& args) {
+  const TensorView& sink = args.inputs.sink;
+  const bool is_backward = args.pass == Pass::Backward;
+  const auto moves_queries = [](const Exchange& exchange) {
+    return exchange.role == Role::Queries;
+  };
+  return comm::pack_options(
+      {.is_backward = is_backward,
+       .type = args.inputs.q.dtype,
+       .sink_axes = sink.rank,
+       .num_sinks = sink.rank > 1 ? sink.shape[static_cast<std::size_t>(sink.rank) - 2] : 0,
+       .has_max_logits = !is_backward && !args.result.max_logits.empty(),
+       // A rank whose queries stay is alone with its dlse.
+       .has_dlse = is_given(args.output_gradients.dlse) &&
+                   std::ranges::any_of(steps.plan.exchanges, moves_queries),
+       .is_fast_backward = is_backward && args.inputs.is_fast_backward,
+       .are_partials_rounded = memory.are_partials_rounded(),
+       .softmax_scale = softmax_scale_of(args.inputs.params, steps.plan.config.head_dim_qk),
+       .softcap = args.inputs.params.softcap});
+}
+
 }  // namespace
 
-TensorGroup heads_of(TensorGroup group, Range heads) {
-  return slice_all(std::move(group), 1, heads);
-}
-TensorGroup rows_of(TensorGroup group, Range rows) { return slice_all(std::move(group), 0, rows); }
-TensorView sink_of(const TensorView& sink, const RankSteps& steps, const AttendCall& call) {
-  if (!is_given(sink)) return sink;
-  const Range heads = steps.all_q_heads(call);
-  const Range rows = steps.given_rows(call);
-  const TensorView of_rows = sink.rank > 2 ? sink.slice(0, rows.begin, rows.end) : sink;
-  return of_rows.slice(sink.rank - 1, heads.begin, heads.end);
-}
-
-StepCall::StepCall(const RankSteps& rank_steps, Pass pass, StepMemory& step_memory,
-                   void* step_stream, const CallTrace& call_trace)
+StepCall::StepCall(const RankSteps& rank_steps, StepMemory& step_memory, const PassArgs& pass_args,
+                   void* step_stream, StepTrace& step_trace)
     : steps(rank_steps),
       memory(step_memory),
+      args(pass_args),
       stream(step_stream),
-      trace(call_trace),
-      pass_(pass),
-      list_(pass == Pass::Forward ? steps.own.forward : steps.own.backward),
+      trace(step_trace, pass_args.pass),
+      options_(pack_options(steps, memory, args)),
+      list_(args.pass == Pass::Forward ? steps.own.forward : steps.own.backward),
       pending_(list_.size()) {
   for (auto& groups : roles_) groups.resize(1 + steps.plan.exchanges.size());
+  const AttentionInputs& inputs = args.inputs;
+  const AttentionResult& result = args.result;
+  set_own(Role::KeysValues, {inputs.k, inputs.v});
+  if (args.pass == Pass::Forward) {
+    set_own(Role::Queries, {inputs.q});
+    set_own(Role::Results, {result.out, result.lse});
+    return;
+  }
+  const auto& [dout, dlse] = args.output_gradients;
+  set_own(Role::Queries, {inputs.q, result.out, dout, result.lse, dlse});
+  set_own(Role::QueryGradients, {args.input_gradients.dq});
+  set_own(Role::KeyGradients, {args.input_gradients.dk, args.input_gradients.dv});
 }
 
 StepCall::~StepCall() {
@@ -73,34 +95,13 @@ StepCall::~StepCall() {
 }
 
 void StepCall::begin() {
-  memory.begin(pass_, stream);
+  memory.begin(args.pass, stream);
   is_begun_ = true;
-}
-
-void StepCall::set_options(const AttentionInputs& inputs, bool has_max_logits, bool has_dlse) {
-  const TensorView& sink = inputs.sink;
-  has_sink_ = is_given(sink);
-  const auto moves_queries = [](const Exchange& exchange) {
-    return exchange.role == Role::Queries;
-  };
-  const bool is_backward = pass_ == Pass::Backward;
-  options_ = comm::pack_options(
-      {.is_backward = is_backward,
-       .type = inputs.q.dtype,
-       .sink_axes = sink.rank,
-       .num_sinks = sink.rank > 1 ? sink.shape[static_cast<std::size_t>(sink.rank) - 2] : 0,
-       .has_max_logits = has_max_logits,
-       // A rank whose queries stay is alone with its dlse.
-       .has_dlse = has_dlse && std::ranges::any_of(steps.plan.exchanges, moves_queries),
-       .is_fast_backward = is_backward && inputs.is_fast_backward,
-       .are_partials_rounded = memory.are_partials_rounded(),
-       .softmax_scale = softmax_scale_of(inputs.params, steps.plan.config.head_dim_qk),
-       .softcap = inputs.params.softcap});
 }
 
 bool StepCall::is_whole(Role role) const {
   if (!is_returning(role) || !steps.returns_whole(space_of(role))) return false;
-  return role != Role::Results || !has_sink_;
+  return role != Role::Results || !is_given(args.inputs.sink);
 }
 
 ExchangeKind StepCall::kind_of(Role role) const {
@@ -149,7 +150,7 @@ comm::PassStart StepCall::make_pass_start() const {
     }
   }
   const std::uint64_t digest =
-      mix(mix(steps.plan.digest + static_cast<std::uint64_t>(pass_), options_),
+      mix(mix(steps.plan.digest + static_cast<std::uint64_t>(args.pass), options_),
           static_cast<std::uint64_t>(most_bytes));
   return {.most_bytes = most_bytes, .digest = digest, .is_first = memory.is_first_pass()};
 }
@@ -167,14 +168,22 @@ void StepCall::begin_pass() {
 
 TensorGroup StepCall::tensors(Role role, std::int32_t exchange, Range heads) const {
   const Range within = steps.heads_within(exchange, heads);
-  return heads_of(roles_[static_cast<std::size_t>(role)][segment_of(exchange)],
-                  space_of(role) == Space::Queries ? steps.q_heads(within) : within);
+  return slice_all(roles_[static_cast<std::size_t>(role)][segment_of(exchange)], 1,
+                   space_of(role) == Space::Queries ? steps.q_heads(within) : within);
 }
 
 TensorGroup StepCall::tensors(Role role, const AttendCall& attend) const {
   const bool is_of_keys = space_of(role) == Space::Keys;
-  return rows_of(tensors(role, is_of_keys ? attend.keys : attend.queries, attend.attend.heads),
-                 is_of_keys ? attend.k_rows : attend.q_rows);
+  return slice_all(tensors(role, is_of_keys ? attend.keys : attend.queries, attend.attend.heads), 0,
+                   is_of_keys ? attend.k_rows : attend.q_rows);
+}
+
+TensorView StepCall::sink_of(const TensorView& sink, const AttendCall& attend) const {
+  if (!is_given(sink)) return sink;
+  const Range heads = steps.all_q_heads(attend);
+  const Range rows = steps.given_rows(attend);
+  const TensorView of_rows = sink.rank > 2 ? sink.slice(0, rows.begin, rows.end) : sink;
+  return of_rows.slice(sink.rank - 1, heads.begin, heads.end);
 }
 
 DeviceWorkspace StepCall::lend_workspace(std::int64_t size_bytes) {
@@ -259,7 +268,7 @@ void StepCall::lend_segment(Role role, std::int32_t exchange) {
   segment = lend_like(own, rows.num_rows, is_back && !is_whole(role),
                       role == filling.role ? &rows.filling : nullptr);
   // Own rows have their sum where their first part is.
-  if (is_back && !rows.own.empty()) groups.front() = rows_of(segment, rows.own);
+  if (is_back && !rows.own.empty()) groups.front() = slice_all(segment, 0, rows.own);
 }
 
 DType StepCall::partial_type(Role role, DType sum) const {
@@ -306,8 +315,7 @@ void StepCall::store(const TensorView& sum, const TensorView& target) {
   if (sum.data != target.data) convert_elements(sum, target, stream);
 }
 
-ForwardArgs forward_args(StepCall& call, const AttendCall& attend, const AttentionInputs& inputs,
-                         const TensorView& maxima) {
+ForwardArgs forward_args(StepCall& call, const AttendCall& attend, const TensorView& maxima) {
   const Attend& what = attend.attend;
   const TensorGroup keys = call.tensors(Role::KeysValues, attend);
   const TensorGroup results = call.tensors(Role::Results, attend);
@@ -318,9 +326,9 @@ ForwardArgs forward_args(StepCall& call, const AttendCall& attend, const Attenti
                    .out = results[0],
                    .lse = results[1],
                    .is_merging = what.is_merging,
-                   .params = inputs.params};
+                   .params = call.args.inputs.params};
   if (attend.queries < 0 && !what.is_merging) {
-    args.sink = sink_of(inputs.sink, call.steps, attend);
+    args.sink = call.sink_of(call.args.inputs.sink, attend);
   }
   if (!maxima.empty()) {
     const std::int32_t num_heads = call.steps.plan.config.num_heads_q * call.steps.shares.count;
@@ -329,13 +337,6 @@ ForwardArgs forward_args(StepCall& call, const AttendCall& attend, const Attenti
     args.max_logits = maxima.slice(0, first + heads.begin, first + heads.end);
   }
   return args;
-}
-
-void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionResult& result) {
-  call.set_own(Role::KeysValues, {inputs.k, inputs.v});
-  call.set_own(Role::Queries, {inputs.q});
-  call.set_own(Role::Results, {result.out, result.lse});
-  call.set_options(inputs, !result.max_logits.empty(), false);
 }
 
 }  // namespace magi

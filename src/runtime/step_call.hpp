@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/check_attention.hpp"
 #include "runtime/prepared_attends.hpp"
 #include "runtime/rank_steps.hpp"
 #include "runtime/step_memory.hpp"
@@ -38,28 +39,23 @@ inline std::size_t segment_of(std::int32_t exchange) {
 using TensorGroup = std::vector<TensorView>;
 /// NOTE: a tensor of no rows may have no data and is given all the same.
 inline bool is_given(const TensorView& tensor) { return tensor.rank > 0; }
-TensorGroup heads_of(TensorGroup group, Range heads);
-TensorGroup rows_of(TensorGroup group, Range rows);
-/// The heads, and rows where it has them, of a sink or of its gradient for a call of own queries,
-/// if it is given.
-TensorView sink_of(const TensorView& sink, const RankSteps& steps, const AttendCall& call);
 
 /// One call of a pass: its tensors by role, the memory that it is lent, and its exchanges. A call
 /// goes through these in order:
-///   set_own, set_options  the caller's tensors (set_tensors below), or flat ones (FlatTensors)
-///   prepare_pass          tables of rows, which one rank alone may have no memory for
-///   check_pass            the last refusal; from here on rows move
-///   begin                 memory of the call, until the call's end
-///   begin_pass            rows may move
-///   exchange, await       the plan's steps (walk/walk.hpp), or start (arrival/)
+///   set_own          flat tensors (FlatTensors) instead of the caller's, or sums
+///   prepare_pass     tables of rows, which one rank alone may have no memory for
+///   check_pass       the last refusal; from here on rows move
+///   begin            memory of the call, until the call's end
+///   begin_pass       rows may move
+///   exchange, await  the plan's steps (walk/walk.hpp), or start (arrival/)
 ///   round_sums, await_all, store   what is left of exchanges and sums
 /// NOTE: a call must outlive what aborts the group after an error: to drop an exchange under way
 /// would end the group without the reason.
 class StepCall {
  public:
-  /// All arguments outlive the call.
-  StepCall(const RankSteps& rank_steps, Pass pass, StepMemory& step_memory, void* step_stream,
-           const CallTrace& call_trace);
+  /// All arguments outlive the call, which notes its steps in `step_trace`.
+  StepCall(const RankSteps& rank_steps, StepMemory& step_memory, const PassArgs& pass_args,
+           void* step_stream, StepTrace& step_trace);
   ~StepCall();
   StepCall(const StepCall&) = delete;
   StepCall& operator=(const StepCall&) = delete;
@@ -78,9 +74,8 @@ class StepCall {
   /// Whether what an exchange of this role returns is whole (RankSteps::returns_whole); of results
   /// only without sinks, which belong to the owner.
   bool is_whole(Role role) const;
-  /// The values that ranks have to call alike besides the plan: it goes to transports that compare
-  /// calls, which find ranks that differ.
-  void set_options(const AttentionInputs& inputs, bool has_max_logits, bool has_dlse);
+  /// The values that ranks have to call alike besides the plan (comm::pack_options), for transports
+  /// that compare calls, which find ranks that differ.
   std::uint64_t options() const { return options_; }
   const TensorGroup& own(Role role) const { return roles_[static_cast<std::size_t>(role)].front(); }
   /// The tensors of kv heads `heads`, or of the query heads that read them: own ones, or with the
@@ -88,6 +83,9 @@ class StepCall {
   TensorGroup tensors(Role role, std::int32_t exchange, Range heads) const;
   /// Those of the heads and of the query or key rows of an attention call.
   TensorGroup tensors(Role role, const AttendCall& attend) const;
+  /// The heads, and rows where it has them, of a sink or of its gradient for a call of own queries,
+  /// if it is given.
+  TensorView sink_of(const TensorView& sink, const AttendCall& attend) const;
 
   /// The rank's steps of the pass.
   std::span<const Step> list() const { return list_; }
@@ -131,10 +129,12 @@ class StepCall {
   /// parts are added and the target is narrower; store rounds it into the target.
   TensorView sum_for(const TensorView& target, bool is_added);
   void store(const TensorView& sum, const TensorView& target);
+
   const RankSteps& steps;
   StepMemory& memory;
+  const PassArgs& args;
   void* const stream;
-  const CallTrace& trace;
+  const CallTrace trace;
 
  private:
   std::size_t place_of(const Step& step) const {
@@ -150,24 +150,16 @@ class StepCall {
   /// Partials in the type in which they travel.
   TensorGroup rounded(Role role, TensorGroup partials);
 
-  Pass pass_;
-  std::uint64_t options_ = 0;  ///< what set_options was given (comm::pack_options)
+  std::uint64_t options_;
   comm::PassStart pass_start_;
   std::span<const Step> list_;
   std::array<std::vector<TensorGroup>, kNumRoles> roles_;                 ///< own, then by exchange
   std::vector<std::vector<std::unique_ptr<comm::PendingRows>>> pending_;  ///< by step
-  bool has_sink_ = false;
   bool is_begun_ = false;
 };
 
-/// Sets the caller's tensors, before a call begins.
-void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionResult& result);
-void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionResult& result,
-                 const OutputGradients& output_gradients, const InputGradients& input_gradients);
-
 /// The tensors of an attention call of the forward, which is merged into what is there. The first
 /// of the own queries brings the sink in. `maxima`: heads by query segment, or none.
-ForwardArgs forward_args(StepCall& call, const AttendCall& attend, const AttentionInputs& inputs,
-                         const TensorView& maxima);
+ForwardArgs forward_args(StepCall& call, const AttendCall& attend, const TensorView& maxima);
 
 }  // namespace magi

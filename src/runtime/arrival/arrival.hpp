@@ -11,10 +11,8 @@
 // walk (walk/walk.hpp).
 namespace magi::arrival {
 
-void run_forward(StepCall& call, const PreparedForward& attention, const AttentionInputs& inputs,
-                 const TensorView& max_logits);
-void run_backward(StepCall& call, const PreparedBackward& attention, const AttentionInputs& inputs,
-                  const TensorView& dsink);
+void run_forward(StepCall& call);
+void run_backward(StepCall& call);
 
 /// The steps of both passes by their place; the forward has the first two.
 enum Place : std::uint8_t { kKeys, kAttend, kGradients };

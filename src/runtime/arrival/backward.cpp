@@ -113,10 +113,10 @@ std::vector<PartGradients> place_gradients(StepCall& call, const AttendCall& att
 
 }  // namespace
 
-void run_backward(StepCall& call, const PreparedBackward& attention, const AttentionInputs& inputs,
-                  const TensorView& dsink) {
+void run_backward(StepCall& call) {
+  const PreparedBackward& attention = *call.memory.attends().backward(call.args).front();
   const AttendCall& attend = call.steps.attends.front();
-  BackwardSums sums(call, inputs, dsink);
+  BackwardSums sums(call);
   const DeviceWorkspace workspace = call.lend_workspace(attention.workspace_bytes());
   call.begin_pass();
 

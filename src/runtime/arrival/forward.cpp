@@ -16,8 +16,8 @@ void guard_result(comm::PendingKeys& keys, const TensorView& out) {
 
 }  // namespace
 
-void run_forward(StepCall& call, const PreparedForward& attention, const AttentionInputs& inputs,
-                 const TensorView& max_logits) {
+void run_forward(StepCall& call) {
+  const PreparedForward& attention = *call.memory.attends().forward(call.args).front();
   const AttendCall& attend = call.steps.attends.front();
   const bool reads_own_keys = !call.steps.rows_of_keys(attend).own.empty();
   const DeviceWorkspace workspace = call.lend_workspace(attention.workspace_bytes());
@@ -29,7 +29,7 @@ void run_forward(StepCall& call, const PreparedForward& attention, const Attenti
     keys = &start_keys(call, {.is_without_own = reads_own_keys, .is_beside_attention = true});
   });
   call.trace.span(SpanKind::Step, kAttend, [&] {
-    const ForwardArgs args = forward_args(call, attend, inputs, max_logits);
+    const ForwardArgs args = forward_args(call, attend, call.args.result.max_logits);
     KeyArrivals arrivals = arrivals_of(call, *keys);
     if (reads_own_keys) {
       const TensorGroup own = call.tensors(Role::KeysValues, -1, attend.attend.heads);

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "base/check.hpp"
 #include "comm/rows/abort_group.hpp"
-#include "kernels/attention/backend.hpp"
 #include "magi/runtime.hpp"
 #include "runtime/arrival/arrival.hpp"
 #include "runtime/check_attention.hpp"
 #include "runtime/flat_tensors.hpp"
 #include "runtime/step_call.hpp"
 #include "runtime/step_trace.hpp"
-#include "runtime/tensors/check_device.hpp"
 #include "runtime/walk/walk.hpp"
 
 // A call from its arguments on: it is checked (check_attention.hpp), becomes a StepCall
@@ -41,20 +38,40 @@ struct AttentionState {
     return *memories.emplace(device, std::move(memory)).first->second;
   }
 
-  void check_stream(StepMemory& memory, std::int32_t device, void* stream) const {
-    if (device == kCpuDevice || communicator.num_ranks() == 1 ||
-        memory.exchanger().is_capturable()) {
-      return;
-    }
-    check_not_captured(stream, "attention over ranks, but over nvlink and nccl");
+  void run(const PassArgs& args, void* stream) {
+    StepMemory& memory = at(args.inputs.q.device);
+    check_pass_args(steps, memory.backend(), args);
+    check_stream(memory.exchanger(), communicator, args.inputs.q.device, stream);
+    StepCall call(steps, memory, args, stream, trace);
+    std::optional<FlatTensors> per_share;
+    if (steps.shares.count > 1) per_share.emplace(call);
+    abort_group_on_error(communicator, [&] { call.prepare_pass(); });
+    call.check_pass();
+    abort_group_on_error(communicator, [&] {
+      call.begin();
+      call.trace.span(SpanKind::Pass, -1, [&] {
+        if (per_share) per_share->fill();
+        run_steps(call);
+        if (per_share) per_share->give();
+      });
+    });
   }
 
-  void maximise_over_ranks(StepMemory& memory, const TensorView& values,
-                           const StepCall& call) const {
+  void run_steps(StepCall& call) const {
+    const bool is_arrival = call.memory.attends().takes_in_flight_keys();
+    if (call.args.pass == Pass::Backward) {
+      return is_arrival ? arrival::run_backward(call) : walk::run_backward(call);
+    }
+    is_arrival ? arrival::run_forward(call) : walk::run_forward(call);
+    maximise_over_ranks(call);
+  }
+
+  void maximise_over_ranks(StepCall& call) const {
+    const TensorView& values = call.args.result.max_logits;
     if (values.empty() || communicator.num_ranks() == 1) return;
     const TensorView gathered =
-        memory.lend(values.dtype, {communicator.num_ranks(), values.shape[0]});
-    maximum.apply(memory.exchanger(), values, gathered,
+        call.memory.lend(values.dtype, {communicator.num_ranks(), values.shape[0]});
+    maximum.apply(call.memory.exchanger(), values, gathered,
                   {.plan_digest = plan->digest, .options = call.options()}, call.stream);
   }
 
@@ -68,45 +85,10 @@ struct AttentionState {
   StepTrace trace;
 };
 
-namespace {
-
-/// Refuses what no device allows. StepMemory checks the rest, when a call tells the device.
-void check_choices(const AttentionOptions& options) {
-  if ((options.allocator.allocate == nullptr) != (options.allocator.release == nullptr)) {
-    throw invalid("options.allocator", "one function", "allocate and release, or neither");
-  }
-  constexpr std::int32_t kMostSms = 1 << 20;
-  if (options.exchange_sms < 0 || options.exchange_sms > kMostSms) {
-    throw invalid("options.exchange_sms", options.exchange_sms,
-                  "0 to " + std::to_string(kMostSms) + ", and less than a GPU has");
-  }
-  if (options.backend.empty()) return;
-  std::string allowed;
-  for (const std::string& name : backend_names()) {
-    if (name == options.backend) return;
-    allowed += (allowed.empty() ? "" : ", ") + name;
-  }
-  throw invalid("options.backend", options.backend, allowed);
-}
-
-}  // namespace
-
 DistributedAttention::DistributedAttention(std::shared_ptr<const Plan> plan,
                                            Communicator& communicator,
                                            const AttentionOptions& options) {
-  if (plan == nullptr) throw invalid("plan", "null", "a plan");
-  if (plan->ranks.empty()) throw invalid("plan.ranks", "empty", "those of a plan that was made");
-  for (std::size_t e = 0; e < plan->exchanges.size(); ++e) {
-    const std::int32_t hop = plan->exchanges[e].hop;
-    if (hop == 0 || (hop == 1 && has_nodes(plan->config))) continue;
-    throw invalid("plan.exchanges[" + std::to_string(e) + "].hop", hop,
-                  "0 (the direct way), or 1 (by node) between several nodes");
-  }
-  if (communicator.num_ranks() != plan->config.num_ranks) {
-    throw invalid("communicator.num_ranks", communicator.num_ranks(),
-                  std::to_string(plan->config.num_ranks) + " (the plan's)");
-  }
-  check_choices(options);
+  check_setup(plan.get(), communicator, options);
   if (!communicator.compares_plans()) check_plan_digest_sync(communicator, plan->digest);
   state_ = std::make_unique<AttentionState>(std::move(plan), communicator, options);
 }
@@ -128,72 +110,20 @@ std::size_t DistributedAttention::workspace_bytes() const {
   return total;
 }
 
-namespace {
-
-/// Runs a call whose tensors are set: run(what prepare() gives), in per-share rows where the plan's
-/// heads are in several shares.
-template <typename Prepare, typename Run>
-void run_pass(AttentionState& state, StepCall& call, const Prepare& prepare, const Run& run) {
-  std::optional<FlatTensors> flat;
-  if (state.steps.shares.count > 1) flat.emplace(call);
-  abort_group_on_error(state.communicator, [&] { call.prepare_pass(); });
-  call.check_pass();
-  abort_group_on_error(state.communicator, [&] {
-    const auto& prepared = prepare();
-    call.begin();
-    call.trace.span(SpanKind::Pass, -1, [&] {
-      if (flat) flat->fill();
-      run(prepared);
-      if (flat) flat->give();
-    });
-  });
-}
-
-}  // namespace
-
 void DistributedAttention::forward(const AttentionInputs& inputs, const AttentionResult& result,
                                    void* stream) {
-  AttentionState& state = this->state();
-  StepMemory& memory = state.at(inputs.q.device);
-  check_forward(state.steps, memory.backend(), inputs, result);
-  state.check_stream(memory, inputs.q.device, stream);
-  const CallTrace trace(state.trace, Pass::Forward);
-  StepCall call(state.steps, Pass::Forward, memory, stream, trace);
-  set_tensors(call, inputs, result);
-  run_pass(
-      state, call, [&]() -> auto& { return memory.attends().forward(inputs.q.dtype); },
-      [&](const PreparedAttends<PreparedForward>& prepared) {
-        if (memory.attends().takes_in_flight_keys()) {
-          arrival::run_forward(call, *prepared.front(), inputs, result.max_logits);
-        } else {
-          walk::run_forward(call, prepared, inputs, result.max_logits);
-        }
-        state.maximise_over_ranks(memory, result.max_logits, call);
-      });
+  state().run({.pass = Pass::Forward, .inputs = inputs, .result = result}, stream);
 }
 
 void DistributedAttention::backward(const AttentionInputs& inputs, const AttentionResult& result,
                                     const OutputGradients& output_gradients,
                                     const InputGradients& input_gradients, void* stream) {
-  AttentionState& state = this->state();
-  StepMemory& memory = state.at(inputs.q.device);
-  check_backward(state.steps, memory.backend(), inputs, result, output_gradients, input_gradients);
-  state.check_stream(memory, inputs.q.device, stream);
-  const CallTrace trace(state.trace, Pass::Backward);
-  StepCall call(state.steps, Pass::Backward, memory, stream, trace);
-  set_tensors(call, inputs, result, output_gradients, input_gradients);
-  const AttendCache::BackwardKind kind{.type = inputs.q.dtype,
-                                       .dout_type = output_gradients.dout.dtype,
-                                       .is_fast = inputs.is_fast_backward};
-  run_pass(
-      state, call, [&]() -> auto& { return memory.attends().backward(kind); },
-      [&](const PreparedAttends<PreparedBackward>& prepared) {
-        if (memory.attends().takes_in_flight_keys()) {
-          arrival::run_backward(call, *prepared.front(), inputs, input_gradients.dsink);
-        } else {
-          walk::run_backward(call, prepared, inputs, input_gradients.dsink);
-        }
-      });
+  state().run({.pass = Pass::Backward,
+               .inputs = inputs,
+               .result = result,
+               .output_gradients = output_gradients,
+               .input_gradients = input_gradients},
+              stream);
 }
 
 void DistributedAttention::start_trace() { state().trace.start(); }

@@ -4,15 +4,14 @@
 
 namespace magi::walk {
 
-void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepared,
-                  const AttentionInputs& inputs, const TensorView& dsink) {
-  BackwardSums sums(call, inputs, dsink);
+void run_backward(StepCall& call) {
+  BackwardSums sums(call);
   const auto run = [&](const PreparedBackward& attention, const AttendCall& attend,
                        const DeviceWorkspace& workspace) {
-    if (attend.is_idle && inputs.sink.rank == 0) return sums.write_idle(attend);
+    if (attend.is_idle && !is_given(call.args.inputs.sink)) return sums.write_idle(attend);
     attention.run(sums.args_of(attend), workspace, call.stream);
   };
-  walk_steps(call, prepared, run, [&](const Step& step) {
+  walk_steps(call, call.memory.attends().backward(call.args), run, [&](const Step& step) {
     const Exchange& exchange = call.exchange_of(step);
     if (exchange.role == Role::KeyGradients) sums.complete(exchange);
     call.exchange(step);

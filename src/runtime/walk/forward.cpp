@@ -35,8 +35,8 @@ void write_idle_results(StepCall& call, const AttendCall& attend, const TensorVi
 
 }  // namespace
 
-void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepared,
-                 const AttentionInputs& inputs, const TensorView& max_logits) {
+void run_forward(StepCall& call) {
+  const TensorView& max_logits = call.args.result.max_logits;
   const TensorGroup results = call.own(Role::Results);  // out and lse
   const TensorView out =
       call.sum_for(results[0], call.steps.num_results > 1 && !call.is_whole(Role::Results));
@@ -44,10 +44,12 @@ void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepare
   const TensorView maxima = lend_maxima(call, max_logits);
   const auto run = [&](const PreparedForward& attention, const AttendCall& attend,
                        const DeviceWorkspace& workspace) {
-    if (attend.is_idle && inputs.sink.rank == 0) return write_idle_results(call, attend, maxima);
-    attention.run(forward_args(call, attend, inputs, maxima), workspace, call.stream);
+    if (attend.is_idle && !is_given(call.args.inputs.sink))
+      return write_idle_results(call, attend, maxima);
+    attention.run(forward_args(call, attend, maxima), workspace, call.stream);
   };
-  walk_steps(call, prepared, run, [&](const Step& step) { call.exchange(step); });
+  walk_steps(call, call.memory.attends().forward(call.args), run,
+             [&](const Step& step) { call.exchange(step); });
   call.await_all();
   call.store(out, results[0]);
   if (call.steps.q_segments.size() > 1) comm::maximise_rows(maxima, max_logits, call.stream);

@@ -8,14 +8,11 @@
 #include "runtime/step_call.hpp"
 
 // The walk: any plan over any exchanger of rows. Each step waits for the exchanges that it names.
-// The calls are those of one pass, whose tensors are set: of `inputs` they read the sink and the
-// parameters alone. `prepared` fits the types of the tensors, which have been checked.
+// The calls are those of one pass, which have begun.
 namespace magi::walk {
 
-void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepared,
-                 const AttentionInputs& inputs, const TensorView& max_logits);
-void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepared,
-                  const AttentionInputs& inputs, const TensorView& dsink);
+void run_forward(StepCall& call);
+void run_backward(StepCall& call);
 
 /// Walks the steps, each behind the exchanges that it waits for: calls exchange(step) or run(what
 /// is prepared for an attention call, the attention call, workspace).
