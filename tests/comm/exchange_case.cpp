@@ -52,6 +52,24 @@ T load(const std::byte* source) {
   return value;
 }
 
+void write_element(const TensorView& tensor, const std::vector<std::int64_t>& at, double value) {
+  std::byte* target = element(tensor, at);
+  switch (tensor.dtype) {
+    case DType::Float64:
+      return store(target, value);
+    case DType::Float32:
+      return store(target, static_cast<float>(value));
+    case DType::Float16:
+      return store(target, float_to_float16(static_cast<float>(value)));
+    case DType::BFloat16:
+      return store(target, float_to_bfloat16(static_cast<float>(value)));
+    case DType::Int32:
+      return store(target, static_cast<std::int32_t>(value));
+    case DType::Int64:
+      return store(target, static_cast<std::int64_t>(value));
+  }
+}
+
 }  // namespace
 
 std::int64_t ExchangeCase::rows_between(std::int32_t from, std::int32_t to) const {
@@ -134,24 +152,6 @@ double read_element(const TensorView& tensor, const std::vector<std::int64_t>& a
       return static_cast<double>(load<std::int64_t>(source));
   }
   return 0;
-}
-
-void write_element(const TensorView& tensor, const std::vector<std::int64_t>& at, double value) {
-  std::byte* target = element(tensor, at);
-  switch (tensor.dtype) {
-    case DType::Float64:
-      return store(target, value);
-    case DType::Float32:
-      return store(target, static_cast<float>(value));
-    case DType::Float16:
-      return store(target, float_to_float16(static_cast<float>(value)));
-    case DType::BFloat16:
-      return store(target, float_to_bfloat16(static_cast<float>(value)));
-    case DType::Int32:
-      return store(target, static_cast<std::int32_t>(value));
-    case DType::Int64:
-      return store(target, static_cast<std::int64_t>(value));
-  }
 }
 
 void for_each_element(const TensorView& tensor,

@@ -49,7 +49,6 @@ HostTensor make_head_slice(DType dtype, std::int64_t rows, std::int64_t heads, s
 
 /// Element access as double, whatever the type; `at` are indices, one per axis.
 double read_element(const TensorView& tensor, const std::vector<std::int64_t>& at);
-void write_element(const TensorView& tensor, const std::vector<std::int64_t>& at, double value);
 /// Calls visit(indices) for all elements.
 void for_each_element(const TensorView& tensor,
                       const std::function<void(const std::vector<std::int64_t>&)>& visit);

@@ -136,10 +136,31 @@ CommError catch_comm_error(const std::function<void()>& call) {
     return error;
   } catch (const std::exception& error) {
     ADD_FAILURE() << "expected a CommError, got: " << error.what();
-    return CommError("", CommFailure::System);
+    return {"", CommFailure::System};
   }
   ADD_FAILURE() << "expected a CommError, nothing was thrown";
-  return CommError("", CommFailure::System);
+  return {"", CommFailure::System};
+}
+
+CommError await_failure(const Communicator& group) {
+  return catch_comm_error([&] {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (std::chrono::steady_clock::now() < end) {
+      group.check();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  });
+}
+
+std::string invalid_argument(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    return std::string("another exception: ") + error.what();
+  }
+  return "accepted";
 }
 
 }  // namespace magi::testing

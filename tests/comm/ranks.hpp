@@ -43,4 +43,10 @@ std::string unique_name();
 /// The CommError that `call` throws; adds a failure and returns an empty Timeout error otherwise.
 CommError catch_comm_error(const std::function<void()>& call);
 
+/// The failure that `group` tells within 20 s.
+CommError await_failure(const Communicator& group);
+
+/// The message of the InvalidArgument that `call` throws, or what it did instead.
+std::string invalid_argument(const std::function<void()>& call);
+
 }  // namespace magi::testing

@@ -108,19 +108,6 @@ TEST_P(DeviceNccl, MergesOrderSharedRowsAndMaximum) {
   });
 }
 
-CommError failure_of(Communicator& group) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  try {
-    while (std::chrono::steady_clock::now() < end) {
-      group.check();
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-  } catch (const CommError& error) {
-    return error;
-  }
-  return {"the group did not fail", CommFailure::System};
-}
-
 TEST_P(DeviceNccl, KilledRankIsNamed) {
   if (GetParam() == 1) GTEST_SKIP() << "one rank has no peers";
   const std::int32_t dead = GetParam() - 1;
@@ -130,7 +117,7 @@ TEST_P(DeviceNccl, KilledRankIsNamed) {
         check_cast(group, test, memory);
         if (group.rank() == dead) raise(SIGKILL);
         const auto begin = std::chrono::steady_clock::now();
-        const CommError error = failure_of(group);
+        const CommError error = await_failure(group);
         EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
         EXPECT_EQ(error.failure(), CommFailure::PeerDied);
         EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(dead) + " ended"));
@@ -147,7 +134,7 @@ TEST_P(DeviceNccl, AbortEndsAllRanks) {
         group.abort("a reason");
       });
     }
-    EXPECT_STREQ(failure_of(group).what(), "rank 0 aborted: a reason");
+    EXPECT_STREQ(await_failure(group).what(), "rank 0 aborted: a reason");
   });
 }
 

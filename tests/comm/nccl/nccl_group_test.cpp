@@ -58,21 +58,6 @@ void exchange_bytes(Communicator& group, std::int32_t stage = 0) {
   }
 }
 
-/// The failure that calls of the group throw once it has failed.
-CommError failure_of(Communicator& group) {
-  const auto end = Clock::now() + seconds(10);
-  while (Clock::now() < end) {
-    try {
-      group.check();
-    } catch (const CommError& error) {
-      return error;
-    }
-    std::this_thread::sleep_for(milliseconds(5));
-  }
-  ADD_FAILURE() << "the group did not fail";
-  return {"", CommFailure::System};
-}
-
 TEST(NcclGroup, LeavesNothingBehind) {
   run_booted(3, [](Communicator& boot) {
     for (int round = 0; round < 2; ++round) {
@@ -140,7 +125,8 @@ TEST(NcclGroup, RankThatSendsNothingIsNamedAtTheDeadline) {
     const auto group = testing::make_fake_nccl_group(boot, {.deadline = milliseconds(400)});
     exchange_bytes(*group);
     if (boot.rank() == 2) {
-      EXPECT_THAT(failure_of(*group).what(), HasSubstr("waited 400 ms for rank 0, rank 1, rank 2"));
+      EXPECT_THAT(testing::await_failure(*group).what(),
+                  HasSubstr("waited 400 ms for rank 0, rank 1, rank 2"));
       return;
     }
     const CommError error = testing::catch_comm_error([&] { exchange_bytes(*group, 5); });
@@ -158,7 +144,7 @@ TEST(NcclGroup, ExchangeThatNeverEndsOnTheGpuIsAbortedAtTheDeadline) {
     const auto group = testing::make_fake_nccl_group(boot, {.deadline = milliseconds(300)}, device);
     device->is_stuck = boot.rank() == 0;
     exchange_bytes(*group, 2);
-    const CommError error = failure_of(*group);
+    const CommError error = testing::await_failure(*group);
     EXPECT_EQ(error.failure(), CommFailure::Timeout);
     EXPECT_THAT(error.what(), HasSubstr("rank 0 waited 300 ms for rank 0, rank 1 in stage 2"));
   });
@@ -172,7 +158,7 @@ TEST(NcclGroup, WhatNcclReportsEndsTheGroupOnAllRanks) {
     exchange_bytes(*group);
     boot.allgather_sync({});
     if (boot.rank() == 1) CONTROL(fake_nccl_report)(1, 6);
-    const CommError error = failure_of(*group);
+    const CommError error = testing::await_failure(*group);
     EXPECT_EQ(error.failure(), CommFailure::PeerDied);
     EXPECT_STREQ(error.what(),
                  "rank 1: NCCL failed in the communicator: remote process exited or there was a "
@@ -193,7 +179,7 @@ TEST(NcclGroup, AbortFromAnotherThreadWakesEveryRank) {
     }
     // Rank 2 never comes, so that the others wait within the exchange.
     const CommError error = boot.rank() == 2
-                                ? failure_of(*group)
+                                ? testing::await_failure(*group)
                                 : testing::catch_comm_error([&] { exchange_bytes(*group); });
     EXPECT_EQ(error.failure(), CommFailure::Aborted);
     EXPECT_STREQ(error.what(), "rank 0 aborted: a reason");
@@ -244,13 +230,8 @@ TEST(NcclGroup, RankThatLeavesWithoutACloseIsNoFailure) {
 
 TEST(NcclGroup, BadArgumentsAreRefused) {
   const auto refusal = [](std::int32_t rank, std::int32_t num_ranks, const NcclOptions& options) {
-    try {
-      make_nccl_group(
-          rank, num_ranks, 0, [](auto) { return std::vector<std::vector<std::byte>>(); }, options);
-    } catch (const InvalidArgument& error) {
-      return std::string(error.what());
-    }
-    return std::string("nothing");
+    const Bootstrap none = [](auto) { return std::vector<std::vector<std::byte>>(); };
+    return testing::invalid_argument([&] { make_nccl_group(rank, num_ranks, 0, none, options); });
   };
   EXPECT_EQ(refusal(2, 2, {}), "rank is 2; allowed: 0 to 1");
   EXPECT_EQ(refusal(0, 1, {.max_ctas = -1}), "max_ctas is -1; allowed: 0 or more");

@@ -10,7 +10,6 @@
 #include <csignal>
 #include <cstring>
 #include <memory>
-#include <thread>
 
 #include "comm/net/bootstrap_checks.hpp"
 #include "comm/ranks.hpp"
@@ -24,85 +23,6 @@ using ::testing::AllOf;
 using testing::bytes_of;
 using ::testing::HasSubstr;
 using testing::invalid_argument;
-
-TEST(LocalBootstrap, GathersInRankOrderWhoeverComesFirst) {
-  const std::string name = testing::unique_name();
-  testing::run_processes(4, [&](std::int32_t rank) {
-    std::this_thread::sleep_for(milliseconds((7 - 2 * rank) * 20));
-    testing::expect_rank_order(local_bootstrap(name, rank, 4, seconds(20)), rank, 4);
-  });
-}
-
-TEST(LocalBootstrap, OneRankNeedsNobody) {
-  const Bootstrap bootstrap = local_bootstrap(testing::unique_name(), 0, 1, seconds(1));
-  const auto all = bootstrap(bytes_of(0, 3));
-  ASSERT_EQ(all.size(), 1u);
-  EXPECT_EQ(all[0], bytes_of(0, 3));
-}
-
-TEST(LocalBootstrap, MissingRanksAreNamedToEveryone) {
-  const std::string name = testing::unique_name();
-  testing::run_processes(5, [&](std::int32_t rank) {
-    if (rank == 2 || rank == 4) return;
-    const auto error =
-        testing::catch_comm_error([&] { local_bootstrap(name, rank, 5, milliseconds(400)); });
-    EXPECT_EQ(error.failure(), CommFailure::Timeout);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 2, rank 4 of group '" + name + "'"),
-                                    HasSubstr("did not arrive within 400 ms")));
-  });
-}
-
-TEST(LocalBootstrap, MissingRankZeroIsNamed) {
-  const auto error = testing::catch_comm_error(
-      [] { local_bootstrap(testing::unique_name(), 1, 2, milliseconds(100)); });
-  EXPECT_EQ(error.failure(), CommFailure::Timeout);
-  EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0"), HasSubstr("did not arrive within 100 ms")));
-}
-
-TEST(LocalBootstrap, RankClaimedTwiceIsRefusedEverywhere) {
-  const std::string name = testing::unique_name();
-  // Processes 1 and 2 both claim rank 1; rank 2 never comes, so that the meeting is still on.
-  testing::run_processes(3, [&](std::int32_t process) {
-    const std::int32_t rank = process == 0 ? 0 : 1;
-    EXPECT_THAT(invalid_argument([&] { local_bootstrap(name, rank, 3, seconds(20)); }),
-                AllOf(HasSubstr("rank is 1"), HasSubstr("allowed: each rank once")));
-  });
-}
-
-TEST(LocalBootstrap, RankZeroClaimedTwiceIsRefused) {
-  const std::string name = testing::unique_name();
-  testing::run_processes(2, [&](std::int32_t process) {
-    if (process == 1) std::this_thread::sleep_for(milliseconds(200));
-    const std::string text =
-        invalid_argument([&] { local_bootstrap(name, 0, 2, milliseconds(600)); });
-    if (process == 1) {
-      EXPECT_THAT(text, HasSubstr("rank is 0"));
-    }
-  });
-}
-
-TEST(LocalBootstrap, OtherNumberOfRanksIsRefusedEverywhere) {
-  const std::string name = testing::unique_name();
-  testing::run_processes(2, [&](std::int32_t rank) {
-    EXPECT_THAT(
-        invalid_argument([&] { local_bootstrap(name, rank, rank == 0 ? 3 : 2, seconds(20)); }),
-        AllOf(HasSubstr("num_ranks is 2"), HasSubstr("allowed: 3")));
-  });
-}
-
-TEST(LocalBootstrap, RankThatDiesBetweenCallsIsReportedToEveryone) {
-  const std::string name = testing::unique_name();
-  testing::run_processes(3,
-                         [&](std::int32_t rank) {
-                           const Bootstrap bootstrap = local_bootstrap(name, rank, 3, seconds(20));
-                           bootstrap({});
-                           if (rank == 2) raise(SIGKILL);
-                           const auto error = testing::catch_comm_error([&] { bootstrap({}); });
-                           EXPECT_EQ(error.failure(), CommFailure::PeerDied);
-                           EXPECT_THAT(error.what(), HasSubstr("rank 2"));
-                         },
-                         {2});
-}
 
 /// The address that rank 0 of a group takes if it is free, and those after it.
 std::string address_of(const std::string& name, int choice) {

@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <csignal>
-#include <thread>
 
 #include "comm/net/bootstrap_checks.hpp"
 #include "comm/net/tcp_socket.hpp"
@@ -13,28 +11,18 @@
 namespace magi {
 namespace {
 
-using std::chrono::milliseconds;
 using std::chrono::seconds;
-using ::testing::AllOf;
 using testing::bytes_of;
 using ::testing::HasSubstr;
 using testing::invalid_argument;
+using testing::unique_place;
 
-/// Where no other test meets.
-TcpPlace unique_place() {
-  const auto listener = comm::listen_tcp(comm::TcpReach::ThisMachine, 0, 1);
-  return {.address = "127.0.0.1", .port = comm::port_of(*listener), .name = testing::unique_name()};
-}
-
-TEST(TcpBootstrap, GathersInRankOrderWhoeverComesFirst) {
-  for (const char* host : {"127.0.0.1", "localhost"}) {
-    TcpPlace place = unique_place();
-    place.address = host;
-    testing::run_processes(4, [&](std::int32_t rank) {
-      std::this_thread::sleep_for(milliseconds((7 - 2 * rank) * 20));
-      testing::expect_rank_order(tcp_bootstrap(place, rank, 4, seconds(20)), rank, 4);
-    });
-  }
+TEST(TcpBootstrap, RankZeroIsFoundByItsHostsName) {
+  TcpPlace place = unique_place();
+  place.address = "localhost";
+  testing::run_processes(2, [&](std::int32_t rank) {
+    EXPECT_EQ(tcp_bootstrap(place, rank, 2, seconds(20))({}).size(), 2U);
+  });
 }
 
 TEST(TcpBootstrap, PortsThatOthersHoldArePassedBy) {
@@ -58,70 +46,6 @@ TEST(TcpBootstrap, GroupsOfOtherNamesPassByEachOther) {
     EXPECT_EQ(all[0], bytes_of(process - rank, 1));
     EXPECT_EQ(all[1], bytes_of(process - rank + 1, 1));
   });
-}
-
-TEST(TcpBootstrap, MissingRanksAreNamedToEveryone) {
-  const TcpPlace place = unique_place();
-  testing::run_processes(5, [&](std::int32_t rank) {
-    if (rank == 2 || rank == 4) return;
-    const auto error =
-        testing::catch_comm_error([&] { tcp_bootstrap(place, rank, 5, milliseconds(900)); });
-    EXPECT_EQ(error.failure(), CommFailure::Timeout);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 2, rank 4 of group '" + place.name + "'"),
-                                    HasSubstr("did not arrive within 900 ms")));
-  });
-}
-
-TEST(TcpBootstrap, MissingRankZeroIsNamed) {
-  const auto error = testing::catch_comm_error(
-      [place = unique_place()] { tcp_bootstrap(place, 1, 2, milliseconds(100)); });
-  EXPECT_EQ(error.failure(), CommFailure::Timeout);
-  EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0"), HasSubstr("did not arrive within 100 ms")));
-}
-
-TEST(TcpBootstrap, RankClaimedTwiceIsRefusedEverywhere) {
-  const TcpPlace place = unique_place();
-  testing::run_processes(3, [&](std::int32_t process) {
-    const std::int32_t rank = process == 0 ? 0 : 1;
-    EXPECT_THAT(invalid_argument([&] { tcp_bootstrap(place, rank, 3, seconds(20)); }),
-                AllOf(HasSubstr("rank is 1"), HasSubstr("the process at 127.0.0.1"),
-                      HasSubstr("allowed: each rank once")));
-  });
-}
-
-TEST(TcpBootstrap, RankZeroClaimedTwiceIsRefused) {
-  const TcpPlace place = unique_place();
-  testing::run_processes(2, [&](std::int32_t process) {
-    if (process == 1) std::this_thread::sleep_for(milliseconds(300));
-    const std::string text =
-        invalid_argument([&] { tcp_bootstrap(place, 0, 2, milliseconds(1500)); });
-    if (process == 1) {
-      EXPECT_THAT(text, HasSubstr("rank is 0"));
-    }
-  });
-}
-
-TEST(TcpBootstrap, OtherNumberOfRanksIsRefusedEverywhere) {
-  const TcpPlace place = unique_place();
-  testing::run_processes(2, [&](std::int32_t rank) {
-    EXPECT_THAT(
-        invalid_argument([&] { tcp_bootstrap(place, rank, rank == 0 ? 3 : 2, seconds(20)); }),
-        AllOf(HasSubstr("num_ranks is 2"), HasSubstr("allowed: 3")));
-  });
-}
-
-TEST(TcpBootstrap, RankThatDiesBetweenCallsIsReportedToEveryone) {
-  const TcpPlace place = unique_place();
-  testing::run_processes(3,
-                         [&](std::int32_t rank) {
-                           const Bootstrap bootstrap = tcp_bootstrap(place, rank, 3, seconds(20));
-                           bootstrap({});
-                           if (rank == 2) raise(SIGKILL);
-                           const auto error = testing::catch_comm_error([&] { bootstrap({}); });
-                           EXPECT_EQ(error.failure(), CommFailure::PeerDied);
-                           EXPECT_THAT(error.what(), HasSubstr("rank 2"));
-                         },
-                         {2});
 }
 
 TEST(TcpBootstrap, BadArgumentsAreRefused) {
