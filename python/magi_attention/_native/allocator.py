@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int32, c_size_t, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_int32, c_size_t, c_void_p
 
 import torch
 
@@ -19,7 +19,7 @@ from magi_attention._native.library import (
     made,
     use_allocator,
 )
-from magi_attention._native.structs import Sized
+from magi_attention._native.structs import Sized, fields
 
 # Memory of the current GPU by its address: what torch.cuda.caching_allocator_alloc and _delete
 # call, at a third of their time and of an empty tensor's.
@@ -45,24 +45,16 @@ _RELEASE = CFUNCTYPE(None, c_void_p, c_void_p, c_size_t, c_int32, c_void_p)
 class DeviceAllocator(Sized):
     """magi_device_allocator."""
 
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("context", c_void_p),
-        ("allocate", _ALLOCATE),
-        ("release", _RELEASE),
-    ]
+    _fields_ = fields("z struct_size, p context, A allocate, R release", A=_ALLOCATE, R=_RELEASE)
 
 
 class AttentionOptions(Sized):
     """magi_attention_options."""
 
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("allocator", POINTER(DeviceAllocator)),
-        ("exchange_sms", c_int32),
-        ("backend", c_char_p),
-        ("are_partials_rounded", c_int32),
-    ]
+    _fields_ = fields(
+        "z struct_size, A allocator, i exchange_sms, s backend, i are_partials_rounded",
+        A=POINTER(DeviceAllocator),
+    )
 
 
 # Within a call the library is given what the call before took from torch, see calls.c.

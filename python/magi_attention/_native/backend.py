@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import threading
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_int32, c_int64, c_void_p
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from magi_attention._native.attention import DTYPE_CODES
 from magi_attention._native.library import check, keep_end, lib, words_of
 from magi_attention._native.structs import Sized, fields
+from magi_attention._native.tensors import bytes_at
 
 _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 _OK, _INVALID_ARGUMENT, _INTERNAL_ERROR = 0, 1, 4
@@ -24,15 +25,9 @@ _MAX_RANK = 4
 class _Tensor(ctypes.Structure):
     """magi_tensor."""
 
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("data", c_void_p),
-        ("dtype", c_int32),
-        ("device", c_int32),
-        ("rank", c_int32),
-        ("shape", c_int64 * _MAX_RANK),
-        ("stride", c_int64 * _MAX_RANK),
-    ]
+    _fields_ = fields(
+        "z struct_size, p data, i dtype, i device, i rank, S shape, S stride", S=c_int64 * _MAX_RANK
+    )
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -49,25 +44,8 @@ class _Tensor(ctypes.Structure):
             return torch.empty(self.sizes, dtype=dtype, device=self.torch_device)
         strides = tuple(self.stride[: self.rank])
         count = sum((n - 1) * step for n, step in zip(self.sizes, strides)) + 1
-        size_bytes = count * dtype.itemsize
-        if self.device < 0:
-            memory = (ctypes.c_char * size_bytes).from_address(self.data)
-            flat = torch.frombuffer(memory, dtype=torch.uint8)
-        else:
-            flat = torch.as_tensor(_DeviceBytes(self.data, size_bytes), device=self.torch_device)
+        flat = bytes_at(self.data, count * dtype.itemsize, self.torch_device)
         return flat.view(dtype).as_strided(self.sizes, strides)
-
-
-class _DeviceBytes:
-    """Memory of a GPU as torch takes it."""
-
-    def __init__(self, data: int, size_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size_bytes,),
-            "typestr": "|u1",
-            "data": (data, False),
-            "version": 3,
-        }
 
 
 _TensorPointer = POINTER(_Tensor)
@@ -130,20 +108,11 @@ _DESTROY = CFUNCTYPE(None, c_void_p)
 class _Table(Sized):
     """magi_attention_backend."""
 
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("context", c_void_p),
-        ("name", c_char_p),
-        ("serves_cpu", c_int32),
-        ("serves_gpu", c_int32),
-        ("limits", LimitsStruct),
-        ("plan", _PLAN),
-        ("forward", _FORWARD),
-        ("backward", _BACKWARD),
-        ("release", _RELEASE),
-        ("last_error", _LAST_ERROR),
-        ("destroy", _DESTROY),
-    ]
+    _fields_ = fields(
+        "z struct_size, p context, s name, i serves_cpu, i serves_gpu, L limits, P plan, "
+        "F forward, B backward, R release, E last_error, D destroy",
+        L=LimitsStruct, P=_PLAN, F=_FORWARD, B=_BACKWARD, R=_RELEASE, E=_LAST_ERROR, D=_DESTROY,
+    )  # fmt: skip
 
 
 class Limits(NamedTuple):

@@ -29,14 +29,17 @@ def _address(values: array) -> int:
     return values.buffer_info()[0]
 
 
-def _memory(name: str, tensor: torch.Tensor) -> int:
+def _memory(name: str, values: torch.Tensor | array) -> int:
+    if isinstance(values, array):
+        return _address(values)
     from magi_attention._native.tensors import dense_memory_of
 
-    return dense_memory_of(name, tensor)
+    return dense_memory_of(name, values)
 
 
-def _int32_rows(data: bytes, width: int) -> list[tuple[int, ...]]:
-    values = array("i", data)
+def rows_of_ints(kind: str, data: bytes, width: int) -> list[tuple[int, ...]]:
+    """The rows of a table [n, width] of integers; kind: array's letter of their type."""
+    values = array(kind, data)
     return [tuple(values[i : i + width]) for i in range(0, len(values), width)]
 
 
@@ -84,23 +87,16 @@ class MaskHandle(Handle):
 
     @staticmethod
     def from_cu_seqlens(
-        cu_seqlens_q: Sequence[int],
-        cu_seqlens_k: Sequence[int],
-        is_causal: bool,
-        window: tuple[int, int],
-        num_global: int,
+        cu_seqlens_q: list[int] | torch.Tensor, cu_seqlens_k: list[int] | torch.Tensor, **rule: int
     ) -> MaskHandle:
-        q, k = _int32(cu_seqlens_q), _int32(cu_seqlens_k)
-        rule = structs.DocumentRule(
-            is_causal=is_causal, window_left=window[0], window_right=window[1],
-            num_global=num_global,
-        )  # fmt: skip
-        return MaskHandle(
-            made(
-                lib.magi_mask_from_cu_seqlens,
-                _address(q), len(q), _address(k), len(k), rule.address,
-            )
-        )  # fmt: skip
+        """Makes a mask of bounds, lists or int32 tensors in host memory; rule: the fields of
+        magi_document_rule.
+        """
+        given = structs.DocumentRule(**rule)
+        named = ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)
+        sides = [(name, _int32(side) if isinstance(side, list) else side) for name, side in named]
+        memory = (x for name, side in sides for x in (_memory(name, side), len(side)))
+        return MaskHandle(made(lib.magi_mask_from_cu_seqlens, *memory, given.address))
 
     @staticmethod
     def from_window(
@@ -112,22 +108,6 @@ class MaskHandle(Handle):
             left=window[0], right=window[1], rows_q=q_range[1], rows_k=k_range[1],
         )  # fmt: skip
         return MaskHandle(made(lib.magi_mask_from_window, given.address))
-
-    @staticmethod
-    def from_documents(
-        cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, window: tuple[int, int]
-    ) -> MaskHandle:
-        """Makes a mask of int32 bounds in host memory, under a window of -1 for no bound; (-1, 0):
-        causal. Of more queries than keys those above the diagonal see what the window reaches.
-        """
-        is_causal = window == (-1, 0)
-        left, right = (-1, -1) if is_causal else window
-        rule = structs.DocumentRule(
-            is_causal=is_causal, window_left=left, window_right=right, has_rows_above=True
-        )
-        named = ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)
-        sides = (x for name, side in named for x in (_memory(name, side), len(side)))
-        return MaskHandle(made(lib.magi_mask_from_cu_seqlens, *sides, rule.address))
 
     @staticmethod
     def from_form(form: str, **fields: torch.Tensor | int | None) -> MaskHandle:
@@ -207,7 +187,7 @@ class MaskHandle(Handle):
     def typed_slices(self) -> list[tuple[int, ...]]:
         """(q begin, q end, k begin, k end, number of the type) of every slice."""
         data = take_bytes(lambda out: lib.magi_mask_typed_slices(self.address, out))
-        return _int32_rows(data, 5)
+        return rows_of_ints("i", data, 5)
 
     def bands(self) -> torch.Tensor:
         """int32 [slices, 6]: q begin, q end, k begin, k end, least and greatest key - query."""

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import ctypes
-from array import array
 from functools import partial
 from typing import NamedTuple
 
 from magi_attention._native.allocator import AttentionHandle
-from magi_attention._native.handles import PlanHandle
+from magi_attention._native.handles import PlanHandle, rows_of_ints
 from magi_attention._native.library import check, lib, take_bytes
 
 PASS, STEP, AWAIT = 0, 1, 2
@@ -26,11 +25,6 @@ class Span(NamedTuple):
     step: int
     begin_ns: int
     end_ns: int
-
-
-def _rows(data: bytes, width: int) -> list[tuple[int, ...]]:
-    values = array("q", data)
-    return [tuple(values[i : i + width]) for i in range(0, len(values), width)]
 
 
 def start_traces() -> None:
@@ -51,7 +45,7 @@ def stop_traces() -> list[tuple[PlanHandle, int, list[Span]]]:
     found = []
     for handle in handles:
         data = take_bytes(partial(lib.magi_attention_stop_trace, handle.address))
-        spans = [Span(kind, bool(back), *rest) for kind, back, *rest in _rows(data, 6)]
+        spans = [Span(kind, bool(back), *rest) for kind, back, *rest in rows_of_ints("q", data, 6)]
         if spans:
             found.append((handle.plan, _rank_of(handle), spans))
     return found
@@ -67,4 +61,5 @@ def _rank_of(handle: AttentionHandle) -> int:
 def predicted_steps(plan: PlanHandle, rank: int, is_backward: bool) -> list[tuple[int, ...]]:
     """(begin, end) of each step of a pass in ns from its start, as the cost model has it."""
     fill = lib.magi_plan_predict_steps
-    return _rows(take_bytes(lambda out: fill(plan.address, rank, is_backward, out)), 2)
+    data = take_bytes(lambda out: fill(plan.address, rank, is_backward, out))
+    return rows_of_ints("q", data, 2)

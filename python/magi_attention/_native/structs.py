@@ -124,7 +124,7 @@ class CommCounters(Sized):
 
 
 class PeerRows(ctypes.Structure):
-    _fields_ = [("peer", c_int32), ("row", c_int32), ("num_rows", c_int32)]
+    _fields_ = fields("i peer, i row, i num_rows")
 
 
 class ExchangeArgs(Sized):
@@ -144,11 +144,7 @@ class RollArgs(Sized):
 
 
 class RangesReport(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("bad_slice", c_int64),
-        ("bad_field", ctypes.c_char * 16),
-        ("num_records", c_int64),
-        ("is_overflowing", c_int32),
-        ("packed_heads", c_int32),
-    ]
+    _fields_ = fields(
+        "z struct_size, q bad_slice, t bad_field, q num_records, i is_overflowing, i packed_heads",
+        t=ctypes.c_char * 16,
+    )

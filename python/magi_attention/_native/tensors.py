@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -91,6 +92,28 @@ def dense_memory_of(name: str, tensor: torch.Tensor) -> int:
         strides = list(tensor.stride())
         raise ValueError(f"{name} has strides {strides}; allowed: row-major without gaps")
     return memory_of(name, tensor)
+
+
+class _DeviceBytes:
+    """Memory of a GPU, in the form that torch takes over without a copy."""
+
+    def __init__(self, data: int, size_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "data": (data, False),
+            "version": 3,
+        }
+
+
+def bytes_at(address: int, size_bytes: int, device: torch.device) -> torch.Tensor:
+    """The memory as uint8 [size_bytes], not copied."""
+    if size_bytes == 0:
+        return torch.empty(0, dtype=torch.uint8, device=device)
+    if device.type == "cpu":
+        memory = (ctypes.c_char * size_bytes).from_address(address)
+        return torch.frombuffer(memory, dtype=torch.uint8)
+    return torch.as_tensor(_DeviceBytes(address, size_bytes), device=device)
 
 
 def _waited(name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -61,22 +61,11 @@ _LAST_ERROR = CFUNCTYPE(c_void_p, c_void_p, POINTER(c_int32))
 
 
 class _Vtable(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("context", c_void_p),
-        ("rank", c_int32),
-        ("num_ranks", c_int32),
-        ("backend", c_char_p),
-        ("features", c_int32),
-        ("allgather", _ALLGATHER),
-        ("start_bytes", _START),
-        ("wait", _WAIT),
-        ("release", _RELEASE),
-        ("abort", _ABORT),
-        ("close", _CLOSE),
-        ("destroy", _DESTROY),
-        ("last_error", _LAST_ERROR),
-    ]
+    _fields_ = fields(
+        "z struct_size, p context, i rank, i num_ranks, s backend, i features, G allgather, "
+        "S start_bytes, W wait, R release, A abort, C close, D destroy, E last_error",
+        G=_ALLGATHER, S=_START, W=_WAIT, R=_RELEASE, A=_ABORT, C=_CLOSE, D=_DESTROY, E=_LAST_ERROR,
+    )  # fmt: skip
 
 
 def counted_ranks(ranks: list[int]) -> str:

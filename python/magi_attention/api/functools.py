@@ -20,6 +20,7 @@ from magi_attention.common._arguments import (
     without_padding,
 )
 from magi_attention.common._slices import apply_padding as apply_padding
+from magi_attention.common._slices import typed_ranges
 from magi_attention.common.device import default_device
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.range import AttnRange
@@ -119,7 +120,7 @@ def infer_attn_mask_from_sliding_window(
     mask = MaskHandle.from_window(
         q_range.to_naive_range(), k_range.to_naive_range(), check_window(window_size)
     )
-    return _typed_ranges(mask)
+    return typed_ranges(mask)
 
 
 def infer_attn_mask_from_cu_seqlens(
@@ -143,9 +144,10 @@ def infer_attn_mask_from_cu_seqlens(
     window = check_window(window_size)
     with naming(window="window_size"):
         mask = MaskHandle.from_cu_seqlens(
-            *bounds, as_bool("causal", causal), window, min(global_window_size, MAX_ROWS)
-        )
-    return *_typed_ranges(mask), *mask.rows()
+            *bounds, is_causal=as_bool("causal", causal), window_left=window[0],
+            window_right=window[1], num_global=min(global_window_size, MAX_ROWS),
+        )  # fmt: skip
+    return *typed_ranges(mask), *mask.rows()
 
 
 def to_bounds(name: str, cu_seqlens: torch.Tensor | Sequence[int]) -> list[int]:
@@ -171,12 +173,3 @@ def to_bounds(name: str, cu_seqlens: torch.Tensor | Sequence[int]) -> list[int]:
 def _check_axis(x: torch.Tensor, dim: int) -> None:
     check_kind("x", x, torch.Tensor, "a torch.Tensor")
     check_int("dim", dim, -x.dim(), x.dim() - 1)
-
-
-def _typed_ranges(mask: MaskHandle) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType]]:
-    slices = mask.typed_slices()
-    return (
-        AttnRanges.from_ranges([s[0:2] for s in slices]),
-        AttnRanges.from_ranges([s[2:4] for s in slices]),
-        [AttnMaskType.from_int_type(s[4]) for s in slices],
-    )

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
 import secrets
 import time
@@ -15,6 +14,7 @@ import torch.distributed as dist
 
 from magi_attention._group_holders import DESTROYED, holds_groups
 from magi_attention._native.library import ends, keep_end
+from magi_attention._native.tensors import bytes_at
 from magi_attention._native.vtable import ByteExchange, counted_ranks
 from magi_attention.comm.first_call import first_calls_of
 from magi_attention.common._arguments import check_kind
@@ -96,8 +96,8 @@ class ProcessGroupTransport:
         is_host = exchange.device < 0
         device = torch.device("cpu") if is_host else torch.device("cuda", exchange.device)
         check_device(self, device)
-        given = _bytes_at(exchange.send, sum(exchange.send_bytes), device)
-        wanted = _bytes_at(exchange.receive, sum(exchange.receive_bytes), device)
+        given = bytes_at(exchange.send, sum(exchange.send_bytes), device)
+        wanted = bytes_at(exchange.receive, sum(exchange.receive_bytes), device)
         # The caller's host memory may be gone before an exchange that it gave up.
         sent, received = (given.clone(), torch.empty_like(wanted)) if is_host else (given, wanted)
 
@@ -218,27 +218,6 @@ class ProcessGroupTransport:
         ended = first_calls.lives.find_ended(list(range(self.num_ranks)))
         have = "have" if len(ended) > 1 else "has"
         return f", as {counted_ranks(ended)} {have} ended" if ended else ""
-
-
-class _DeviceMemory:
-    """Bytes at an address, in the form that torch takes over without a copy."""
-
-    def __init__(self, address: int, num_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (num_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 2,
-        }
-
-
-def _bytes_at(address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
-    if num_bytes == 0:
-        return torch.empty(0, dtype=torch.uint8, device=device)
-    if device.type == "cpu":
-        memory = (ctypes.c_char * num_bytes).from_address(address)
-        return torch.frombuffer(memory, dtype=torch.uint8)
-    return torch.as_tensor(_DeviceMemory(address, num_bytes), device=device)
 
 
 def check_device(transport: ProcessGroupTransport, device: torch.device) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from magi_attention._native.handles import MaskHandle
 from magi_attention.common._arguments import check_int, check_kind
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.range import AttnRange
@@ -40,6 +41,16 @@ def _to_mask_type(value: str | AttnMaskType) -> AttnMaskType:
     except ValueError:
         names = ", ".join(repr(mask_type.value) for mask_type in AttnMaskType)
         raise ValueError(f"attn_mask_type is {value!r}; allowed: {names}") from None
+
+
+def typed_ranges(mask: MaskHandle) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType]]:
+    """q_ranges, k_ranges and types of a mask: a slice with two bounds becomes up to three."""
+    slices = mask.typed_slices()
+    return (
+        AttnRanges.from_ranges([s[0:2] for s in slices]),
+        AttnRanges.from_ranges([s[2:4] for s in slices]),
+        [AttnMaskType.from_int_type(s[4]) for s in slices],
+    )
 
 
 def check_inside(name: str, ranges: AttnRanges, rows: int) -> None:

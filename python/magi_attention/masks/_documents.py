@@ -48,7 +48,11 @@ def from_cu_seqlens(
     right = 0 if as_bool("causal", causal) else right
     q = _to_bounds("cu_seqlens_q", cu_seqlens_q)
     k = q if cu_seqlens_k is None else _to_bounds("cu_seqlens_k", cu_seqlens_k)
-    return Mask(MaskHandle.from_documents(q, k, (left, right)))
+    is_causal = (left, right) == (-1, 0)
+    if is_causal:
+        right = -1
+    rule = {"is_causal": is_causal, "window_left": left, "window_right": right}
+    return Mask(MaskHandle.from_cu_seqlens(q, k, **rule, has_rows_above=True))
 
 
 def to_cu_seqlens(

@@ -13,7 +13,7 @@ import torch
 from magi_attention._native.handles import MaskHandle
 from magi_attention._native.tensors import as_plain, as_tensor
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind
-from magi_attention.common._slices import MaskTypes, check_inside, to_mask_types
+from magi_attention.common._slices import MaskTypes, check_inside, to_mask_types, typed_ranges
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.ranges import AttnRanges
 
@@ -95,12 +95,7 @@ class Mask:
         """q_ranges, k_ranges and types as keys and plans take them: a slice with two bounds becomes
         up to three.
         """
-        slices = self._handle.typed_slices()
-        return (
-            AttnRanges.from_ranges([s[0:2] for s in slices]),
-            AttnRanges.from_ranges([s[2:4] for s in slices]),
-            [AttnMaskType.from_int_type(s[4]) for s in slices],
-        )
+        return typed_ranges(self._handle)
 
     def draw(self, title: str = "") -> str:
         """An SVG picture."""
