@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
+#include "comm/device_memory.hpp"
 #include "comm/ranks.hpp"
-#include "comm/row_moves.hpp"
 #include "comm/rows/row_exchanger.hpp"
-#include "cuda/memory.hpp"
-#include "cuda/stream.hpp"
+#include "cuda/device.hpp"
 #include "support/gpu/gpu_test.hpp"
 
 // Moves of rows in device memory, between threads that share the GPU: through buffers of the
@@ -39,21 +36,7 @@ class DeviceRowMoves : public GpuTest, public ::testing::WithParamInterface<bool
                        [&](Communicator& group) {
                          const DeviceScope scope(0);
                          const Stream stream;
-                         const testing::TestMemory memory{
-                             .device = 0,
-                             .stream = stream.handle(),
-                             .place =
-                                 [](const std::vector<std::byte>& bytes) {
-                                   const auto buffer = std::make_shared<DeviceBuffer>(
-                                       bytes_to_device_sync(bytes.data(), bytes.size()));
-                                   return std::shared_ptr<void>(buffer, buffer->data());
-                                 },
-                             .fetch_sync =
-                                 [&stream](const void* data, std::vector<std::byte>& bytes) {
-                                   stream.wait_sync();
-                                   const auto seen = to_host_sync<std::byte>(data, bytes.size());
-                                   std::ranges::copy(seen, bytes.begin());  // views keep pointing
-                                 }};
+                         const testing::TestMemory memory = testing::device_memory(0, stream);
                          Transport transport(group, GetParam());
                          body(transport.group(), memory);
                          stream.wait_sync();

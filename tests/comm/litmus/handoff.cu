@@ -30,12 +30,11 @@ __global__ __launch_bounds__(kThreads) void writer_kernel(const __grid_constant_
   __shared__ bool is_there;
   const auto thread = static_cast<int>(threadIdx.x);
   std::uint32_t* rows = handoff.rows + blockIdx.x * kWords;
-  const bool is_first = handoff.fault == HandoffFault::FlagFirst;
   for (std::uint32_t round = 1; round <= handoff.rounds; ++round) {
     if (thread == 0) {
       is_there = await_word(handoff.credits + blockIdx.x * kHandoffStride, round - 1);
       ptx::fence_system();
-      if (is_first) {
+      if (handoff.is_flag_first) {
         raise_flag(handoff, round);
         ptx::sleep_ns(kHeadStartNs);
       }
@@ -46,8 +45,8 @@ __global__ __launch_bounds__(kThreads) void writer_kernel(const __grid_constant_
       reinterpret_cast<uint4*>(rows)[i] = make_uint4(round, round, round, round);
     }
     __syncthreads();
-    if (thread == 0 && !is_first) {
-      if (handoff.fault != HandoffFault::NoWriterFence) ptx::fence_system();
+    if (thread == 0 && !handoff.is_flag_first) {
+      ptx::fence_system();
       raise_flag(handoff, round);
     }
   }
@@ -66,14 +65,13 @@ __device__ __forceinline__ void load_rows(ReaderStorage& shared, const std::uint
   ptx::load_bytes(shared.rows, rows, kHandoffBytes, shared.barrier);
 }
 
-/// By one thread: waits for the flag and orders what follows behind it, as the fault leaves it.
+/// By one thread: waits for the flag and orders what follows behind it.
 __device__ __forceinline__ void await_rows(ReaderStorage& shared, const Handoff& handoff,
                                            std::uint32_t round) {
   shared.is_there = await_word(handoff.flags + blockIdx.x * kHandoffStride, round);
   if (!shared.is_there) *handoff.are_late = 1;
-  if (handoff.fault == HandoffFault::NoReaderFences) return;
   ptx::fence_system();
-  if (handoff.fault != HandoffFault::NoProxyFence) ptx::fence_async_global();
+  ptx::fence_async_global();
 }
 
 /// Whether any of the thread's words is not the round's.

@@ -12,15 +12,6 @@ namespace magi::test {
 /// attention, or by ordinary loads.
 enum class HandoffReader : std::int32_t { Bulk, Plain };
 
-/// What is left out of the protocol of cuda/ptx/system.cuh.
-enum class HandoffFault : std::int32_t {
-  None,
-  FlagFirst,       ///< the writer raises the flag before it stores the rows
-  NoWriterFence,   ///< it does so after a barrier of its block, without a fence
-  NoReaderFences,  ///< the reader neither acquires nor fences the proxy of bulk copies
-  NoProxyFence,    ///< it acquires alone
-};
-
 inline constexpr std::int32_t kHandoffBytes = 4096;
 /// Words that different GPUs write lie in different lines.
 inline constexpr std::int32_t kHandoffStride = 16;
@@ -35,7 +26,7 @@ struct Handoff {
   std::uint32_t* are_late = nullptr;  ///< at the reader: a wait took longer than 20 s
   std::uint32_t rounds = 0;
   HandoffReader reader = HandoffReader::Bulk;
-  HandoffFault fault = HandoffFault::None;
+  bool is_flag_first = false;  ///< a fault: the writer raises the flag before it stores the rows
 };
 
 void launch_handoff_writer(const Handoff& handoff, int num_pairs, cudaStream_t stream);

@@ -3,16 +3,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <thread>
 
+#include "comm/device_memory.hpp"
 #include "comm/ranks.hpp"
-#include "comm/row_moves.hpp"
 #include "cuda/device.hpp"
-#include "cuda/memory.hpp"
-#include "cuda/stream.hpp"
 
 // Moves of rows over NCCL itself: one process and one GPU for each rank. NOTE: processes are
 // forked, and CUDA does not outlive a fork, so that this one never calls it.
@@ -44,20 +41,7 @@ class DeviceNccl : public ::testing::TestWithParam<std::int32_t> {
     const auto group = make_nccl_group(rank, GetParam(), rank, bootstrap, options);
     const DeviceScope scope(rank);
     const Stream stream;
-    const TestMemory memory{.device = rank,
-                            .stream = stream.handle(),
-                            .place =
-                                [](const std::vector<std::byte>& bytes) {
-                                  const auto buffer = std::make_shared<DeviceBuffer>(
-                                      bytes_to_device_sync(bytes.data(), bytes.size()));
-                                  return std::shared_ptr<void>(buffer, buffer->data());
-                                },
-                            .fetch_sync =
-                                [&stream](const void* data, std::vector<std::byte>& bytes) {
-                                  stream.wait_sync();
-                                  const auto seen = to_host_sync<std::byte>(data, bytes.size());
-                                  std::ranges::copy(seen, bytes.begin());  // views keep pointing
-                                }};
+    const TestMemory memory = device_memory(rank, stream);
     body(*group, memory);
     stream.wait_sync();
   }
