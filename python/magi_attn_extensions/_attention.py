@@ -3,32 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from magi_attention import masks
 from magi_attention.api import flex_flash_attn_func
 from magi_attn_extensions import _installed
-
-
-class Options(NamedTuple):
-    """The arguments that every function here takes. release: of FlashAttention, whose kernels are
-    used where it is installed and serves the tensors. window_size: keys (left, right) of the
-    diagonal, aligned bottom right, that are seen, -1: all; causal: none right of it.
-    """
-
-    release: int
-    sink: torch.Tensor | None
-    sink_layout: str
-    softmax_scale: float | None
-    causal: bool
-    window_size: Sequence[int] = (-1, -1)
-    softcap: float = 0.0
-    deterministic: bool = False
-    sm_margin: int = 0
-    return_attn_probs: bool = False
+from magi_attn_extensions._installed import Options
 
 
 def refuse(**asked: Any) -> None:
@@ -45,18 +27,8 @@ def attend_packed(q, k, v, bounds: tuple, longest: tuple, options: Options):
     """
     if _installed.serves(options.release, q, v):
         on_device = (torch.as_tensor(b, dtype=torch.int32, device=q.device) for b in bounds)
-        return _by_installed(q, k, v, (*on_device, *longest), options)
+        return _installed.attend(q, k, v, options._replace(bounds=(*on_device, *longest)))
     return _packed(q, k, v, *bounds, options)
-
-
-def _by_installed(q, k, v, bounds: tuple | None, options: Options):
-    """attend_packed and attend_batch (bounds None) by FlashAttention."""
-    call = _installed.Call(
-        options.release, bounds, options.softmax_scale, options.causal, tuple(options.window_size),
-        options.softcap, options.deterministic, options.sm_margin,
-    )  # fmt: skip
-    out, lse = _installed.attend(q, k, v, options.sink, options.sink_layout, call)
-    return (out, lse) if options.return_attn_probs else out
 
 
 def _packed(q, k, v, cu_seqlens_q, cu_seqlens_k, options: Options):
@@ -87,7 +59,7 @@ def attend_batch(q, k, v, options: Options):
     if options.sink is not None and options.sink_layout == "ssh":
         options = options._replace(sink=options.sink.flatten(0, 1))
     if _installed.serves(options.release, q, v):
-        return _by_installed(q, k, v, None, options)
+        return _installed.attend(q, k, v, options)
     bounds = ([rows * index for index in range(batch + 1)] for rows in (rows_q, rows_k))
     found = _packed(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), *bounds, options)
     if not options.return_attn_probs:

@@ -10,13 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from magi_attention.common._arguments import as_bool
-from magi_attn_extensions._attention import (
-    Options,
-    attend_batch,
-    attend_packed,
-    refuse,
-    split_heads,
-)
+from magi_attn_extensions._attention import attend_batch, attend_packed, refuse, split_heads
+from magi_attn_extensions._installed import Options
 
 _SINK = {"sink": None, "sink_layout": "sh"}
 _CAUSAL = {"softmax_scale": None, "causal": False}

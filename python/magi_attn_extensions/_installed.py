@@ -11,7 +11,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -49,19 +49,24 @@ _RELEASES = {
 }
 
 
-class Call(NamedTuple):
-    """release: 2, 3 or 4. bounds: cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, or None
-    for batches. window: keys left and right of the diagonal, -1: all.
+class Options(NamedTuple):
+    """The arguments that every function here takes. release: of FlashAttention, 2, 3 or 4, whose
+    kernels are used where it is installed and serves the tensors. window_size: keys (left, right)
+    of the diagonal, aligned bottom right, that are seen, -1: all; causal: none right of it. bounds:
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k of packed documents, None for batches.
     """
 
     release: int
-    bounds: tuple | None
+    sink: torch.Tensor | None
+    sink_layout: str
     softmax_scale: float | None
     causal: bool
-    window: tuple[int, int]
-    softcap: float
-    deterministic: bool
-    sm_margin: int
+    window_size: Sequence[int] = (-1, -1)
+    softcap: float = 0.0
+    deterministic: bool = False
+    sm_margin: int = 0
+    return_attn_probs: bool = False
+    bounds: tuple | None = None
 
 
 def serves(release: int, q: torch.Tensor, v: torch.Tensor) -> bool:
@@ -84,20 +89,23 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def attend(q, k, v, sink: torch.Tensor | None, sink_layout: str, call: Call):
-    """out like q and lse [heads, rows] or [batch, heads, rows], with gradients. Tensors are [rows,
-    heads, dim], or [batch, rows, heads, dim]; a sink of every row is [rows of all, sinks, heads].
+def attend(q, k, v, options: Options):
+    """out like q, and lse [heads, rows] or [batch, heads, rows] where it is asked for, with
+    gradients. Tensors are [rows, heads, dim], or [batch, rows, heads, dim]; a sink of every row is
+    [rows of all, sinks, heads].
     """
+    sink = options.sink
     if sink is not None:
-        sink, _ = check_sink(sink, sink_layout, q.flatten(0, -3))
-    return _WithSink.apply(q, k, v, sink, sink_layout, call)
+        sink, _ = check_sink(sink, options.sink_layout, q.flatten(0, -3))
+    out, lse = _WithSink.apply(q, k, v, sink, options._replace(sink=None))
+    return (out, lse) if options.return_attn_probs else out
 
 
 class _WithSink(torch.autograd.Function):
     """out and lse."""
 
     @staticmethod
-    def forward(ctx, q, k, v, sink, sink_layout, call):
+    def forward(ctx, q, k, v, sink, call):
         release = _RELEASES[call.release]
         name = "flash_attn_func" if call.bounds is None else "flash_attn_varlen_func"
         function = getattr(importlib.import_module(release.module), name)
@@ -106,19 +114,20 @@ class _WithSink(torch.autograd.Function):
         lse = lse.masked_fill(lse.isinf(), -torch.inf)  # release 2 says inf of rows without keys
         if sink is not None:
             corrected, rows_lse = correct_attn_out_lse_with_sink(
-                out.flatten(0, -3), _by_rows(lse), sink, sink_layout
+                out.flatten(0, -3), _by_rows(lse), sink, call.sink_layout
             )
             out, lse = corrected.view_as(out), _by_heads(rows_lse, lse)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, sink)
         ctx.kinds = [_kind(t) for t in (q, k, v, out, lse, sink)]
-        ctx.sink_layout, ctx.call = sink_layout, call
+        ctx.call = call
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
         refuse_second_derivative("attention")
         q, k, v, out, lse, sink = saved = ctx.saved_tensors
+        layout = ctx.call.sink_layout
         for name, tensor, kind in zip(("q", "k", "v", "out", "lse", "sink"), saved, ctx.kinds):
             if _kind(tensor) != kind:
                 raise ValueError(f"{name} is {_kind(tensor)} in backward; allowed: {kind}")
@@ -131,10 +140,10 @@ class _WithSink(torch.autograd.Function):
         dsink = None
         if sink is not None:
             of_rows = (t.flatten(0, -3) for t in (out, dout))
-            dsink = sink_bwd(sink, _by_rows(lse), *of_rows, ctx.sink_layout)
+            dsink = sink_bwd(sink, _by_rows(lse), *of_rows, layout)
             if dlse is not None:
-                dsink += _through_lse(sink, _by_rows(lse), _by_rows(dlse), ctx.sink_layout)
-        return *gradients, dsink, None, None
+                dsink += _through_lse(sink, _by_rows(lse), _by_rows(dlse), layout)
+        return *gradients, dsink, None
 
 
 def _kind(tensor: torch.Tensor | None) -> tuple:
@@ -149,7 +158,7 @@ def _through_lse(sink, lse, dlse, sink_layout: str) -> torch.Tensor:
     return found.sum(0) if sink_layout == "sh" else found
 
 
-def _check_lse(lse: torch.Tensor, q: torch.Tensor, call: Call) -> None:
+def _check_lse(lse: torch.Tensor, q: torch.Tensor, call: Options) -> None:
     """NotImplementedError for an old release, which pads documents."""
     wanted = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     if tuple(lse.shape) != wanted:
@@ -159,7 +168,7 @@ def _check_lse(lse: torch.Tensor, q: torch.Tensor, call: Call) -> None:
         )
 
 
-def _forward_arguments(function: Callable, call: Call) -> dict[str, Any]:
+def _forward_arguments(function: Callable, call: Options) -> dict[str, Any]:
     """Only what is not the default: releases differ in what they know."""
     release = _RELEASES[call.release]
     asked = {
@@ -167,7 +176,7 @@ def _forward_arguments(function: Callable, call: Call) -> dict[str, Any]:
         "softcap": call.softcap,
         "deterministic": call.deterministic,
         "sm_margin": call.sm_margin,
-        "window_size": call.window if call.window != (-1, -1) else None,
+        "window_size": None if tuple(call.window_size) == (-1, -1) else tuple(call.window_size),
     }
     found = {name: value for name, value in asked.items() if value}
     if call.softmax_scale is not None:
@@ -177,7 +186,7 @@ def _forward_arguments(function: Callable, call: Call) -> dict[str, Any]:
     return found | _bounds_by_name(call)
 
 
-def _gradients(call: Call, q, k, v, out, lse, dout, dlse) -> list[torch.Tensor]:
+def _gradients(call: Options, q, k, v, out, lse, dout, dlse) -> list[torch.Tensor]:
     release = _RELEASES[call.release]
     function = getattr(
         importlib.import_module(release.module), release.backwards[call.bounds is not None]
@@ -185,14 +194,14 @@ def _gradients(call: Call, q, k, v, out, lse, dout, dlse) -> list[torch.Tensor]:
     made = {f"d{name}": torch.empty_like(t) for name, t in zip("qkv", (q, k, v))}
     lse = lse.masked_fill(lse.isneginf(), 0.0).contiguous()  # of rows that see nothing
     scale = q.shape[-1] ** -0.5 if call.softmax_scale is None else call.softmax_scale
-    left, right = call.window
+    left, right = window = tuple(call.window_size)
     if call.release == 4:
         left = right = None  # its functions here have no window
     given = {
         **made, **_bounds_by_name(call), "q": q, "k": k, "v": v, "out": out, "dout": dout,
         "softmax_lse": lse, "lse": lse, "dlse": None if dlse is None else dlse.contiguous(),
         "softmax_scale": scale, "causal": call.causal, "is_causal": call.causal,
-        "window_size": call.window, "window_size_left": left, "window_size_right": right,
+        "window_size": window, "window_size_left": left, "window_size_right": right,
         "softcap": call.softcap, "deterministic": call.deterministic, "sm_margin": call.sm_margin,
         "dropout_p": 0.0, "alibi_slopes": None,
     }  # fmt: skip
@@ -201,7 +210,7 @@ def _gradients(call: Call, q, k, v, out, lse, dout, dlse) -> list[torch.Tensor]:
     return list(made.values())
 
 
-def _bounds_by_name(call: Call) -> dict[str, Any]:
+def _bounds_by_name(call: Options) -> dict[str, Any]:
     names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
     return {} if call.bounds is None else dict(zip(names, call.bounds))
 

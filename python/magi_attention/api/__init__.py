@@ -3,6 +3,7 @@
 them, functools what prepares masks and padding. Keys and their cache are in compat.keys.
 """
 
+from magi_attention import config as _config
 from magi_attention.api.functools import (
     apply_padding,
     compute_pad_size,
@@ -37,41 +38,13 @@ from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.compat.keys.groups import DistAttnRuntimeDictManager, dist_attn_runtime_dict_mgr
 from magi_attention.compat.keys.key import DistAttnRuntimeKey
-from magi_attention.config import (
-    AffinityDispatchAlg,
-    AutoDispatchAlg,
-    BatchToppHeapDispatchAlg,
-    BSDispatchAlg,
-    BTPDispatchAlg,
-    DispatchAlg,
-    DispatchConfig,
-    DistAttnConfig,
-    DPDispatchAlg,
-    GreedyOverlapAlg,
-    GrpCollConfig,
-    LBDispatchAlg,
-    MinHeapDispatchAlg,
-    OverlapAlg,
-    OverlapConfig,
-    RandomSelectDispatchAlg,
-    SequentialDispatchAlg,
-    SortedSequentialSelectAlg,
-    ThoroughDispatchAlg,
-    ToppHeapDispatchAlg,
-    UniformOverlapAlg,
-    ZigzagDispatchAlg,
-)
+from magi_attention.config import *  # noqa: F403
 from magi_attention.functional.flex_flash_attn import flex_flash_attn_func
 from magi_attention.plan import Plan
 
 __all__ = [
-    "AffinityDispatchAlg", "AttnForwardMeta", "AttnMaskType", "AttnOverlapMode", "AttnRanges",
-    "AutoDispatchAlg", "BSDispatchAlg", "BTPDispatchAlg", "BatchToppHeapDispatchAlg",
-    "DPDispatchAlg", "DispatchAlg", "DispatchConfig", "DistAttnConfig",
-    "DistAttnRuntimeDictManager", "DistAttnRuntimeKey", "GeneralAttnMaskType", "GreedyOverlapAlg",
-    "GrpCollConfig", "LBDispatchAlg", "MinHeapDispatchAlg", "OverlapAlg", "OverlapConfig", "Plan",
-    "RandomSelectDispatchAlg", "SequentialDispatchAlg", "SortedSequentialSelectAlg",
-    "ThoroughDispatchAlg", "ToppHeapDispatchAlg", "UniformOverlapAlg", "ZigzagDispatchAlg",
+    "AttnForwardMeta", "AttnMaskType", "AttnOverlapMode", "AttnRanges",
+    "DistAttnRuntimeDictManager", "DistAttnRuntimeKey", "GeneralAttnMaskType", "Plan",
     "apply_padding", "calc_attn", "calc_sparse_attn", "clear_cache", "compute_pad_size", "dispatch",
     "dist_attn_runtime_dict_mgr", "flex_flash_attn_func", "full_attention_to_varlen_attention",
     "get_most_recent_key", "get_position_ids", "infer_attn_mask_from_cu_seqlens",
@@ -81,3 +54,4 @@ __all__ = [
     "make_varlen_key_for_new_mask_after_dispatch", "pad_at_dim", "roll", "roll_simple",
     "squash_batch_dim", "undispatch", "unpad_at_dim",
 ]  # fmt: skip
+__all__ += _config.__all__

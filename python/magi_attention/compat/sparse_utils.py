@@ -138,11 +138,8 @@ def generate_ranges_from_topk_indices(
     )
 
 
-def generate_ranges_from_topk_indices_triton(
-    topk_indices: torch.Tensor, block_m: int, block_n: int, num_k_blocks: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """generate_ranges_from_topk_indices, under the name of the original's Triton kernel."""
-    return generate_ranges_from_topk_indices(topk_indices, block_m, block_n, num_k_blocks)
+# The name of the original's Triton kernel.
+generate_ranges_from_topk_indices_triton = generate_ranges_from_topk_indices
 
 
 def generate_ranges_from_block_mask(

@@ -111,9 +111,7 @@ def is_range_merge_enable() -> bool:
     return read_renamed_flag(PREFIX + "AUTO_RANGE_MERGE", PREFIX + "RANGE_MERGE")
 
 
-def is_auto_range_merge_enable() -> bool:
-    """is_range_merge_enable under its name of release 1.1.1."""
-    return is_range_merge_enable()
+is_auto_range_merge_enable = is_range_merge_enable  # its name of release 1.1.1
 
 
 def is_cat_gqa_enable() -> bool:

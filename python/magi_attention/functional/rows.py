@@ -150,9 +150,6 @@ def with_local_rows(x: torch.Tensor, rows: Rows, seq_dim: int) -> torch.Tensor:
     return torch.cat((x, x.new_zeros(shape)), seq_dim)
 
 
-__all__ = ["dispatch_func", "undispatch_func"]
-
-
 _INT64 = 1 << 63
 
 
@@ -172,18 +169,6 @@ class _RollP2P(torch.autograd.Function):
         return back, None, None, None, None
 
 
-class _RollSimpleP2P(torch.autograd.Function):
-    """The same under the original's other name; there is one transport."""
-
-    @staticmethod
-    def forward(ctx, x_local, shift, meta, group, seq_dim):
-        return _RollP2P.forward(ctx, x_local, shift, meta, group, seq_dim)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return _RollP2P.backward(ctx, grad_output)
-
-
 def roll_p2p(
     x_local: torch.Tensor,
     shift: int,
@@ -194,7 +179,7 @@ def roll_p2p(
     """Rolls by `shift` rows in the order of the sequence, along seq_dim of x_local, of which every
     rank holds its rows, with or without their padding; only rows that change rank are sent.
     Collective. ValueError for another number of rows and for a group that is not the plan's.
-    Exported as magi_attention.functional.roll_func.
+    Exported as magi_attention.functional.roll_func and roll_simple_func.
     """
     check_group(group, meta)
     with meta.rows.refusals():
@@ -206,17 +191,7 @@ def roll_p2p(
     return rolled if rows == whole.shape[seq_dim] else rolled.narrow(seq_dim, 0, rows)
 
 
-def roll_simple_p2p(
-    x_local: torch.Tensor,
-    shift: int,
-    meta: HasRows,
-    group: dist.ProcessGroup | None,
-    seq_dim: int = 0,
-) -> torch.Tensor:
-    """roll_p2p under the original's other name. Exported as
-    magi_attention.functional.roll_simple_func.
-    """
-    return roll_p2p(x_local, shift, meta, group, seq_dim)
+# The original's other names; there is one transport.
+_RollSimpleP2P, roll_simple_p2p = _RollP2P, roll_p2p
 
-
-__all__ = ["roll_p2p", "roll_simple_p2p"]
+__all__ = ["dispatch_func", "roll_p2p", "roll_simple_p2p", "undispatch_func"]

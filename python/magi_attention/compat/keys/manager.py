@@ -167,9 +167,7 @@ class DistAttnRuntimeMgr:
         """torch.roll of the sequence along axis `dim` of x. Collective."""
         return self.bound.roll(x, shift, dim)
 
-    def roll_simple(self, x: torch.Tensor, shift: int, dim: int) -> torch.Tensor:
-        """roll under the original's other name."""
-        return self.bound.roll(x, shift, dim)
+    roll_simple = roll  # the original's other name
 
     def calc_attn(
         self,
