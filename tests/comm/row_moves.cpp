@@ -127,23 +127,25 @@ std::unique_ptr<comm::RowExchanger> exchanger_of(Communicator& group, const Test
   return comm::make_row_exchanger(group, memory.device, kPool, {.has_passes = true});
 }
 
+ExchangeCase case_of(const Communicator& group, std::uint64_t seed) {
+  return random_case({.num_ranks = group.num_ranks(), .with_own_rows = true}, seed);
+}
+
+comm::RowTable table_of(const Communicator& group, const ExchangeCase& test) {
+  return comm::RowTable(rows_of(test, group.rank()), group.rank(), group.num_ranks());
+}
+
+/// One move, from its start to its end.
+void move_sync(Communicator& group, const ExchangeCase& test, const TestMemory& memory,
+               const comm::RowMove& move) {
+  const comm::RowTable table = table_of(group, test);
+  exchanger_of(group, memory)->start(table, move, memory.stream)->await(memory.stream);
+}
+
 }  // namespace
 
-Twin::Twin(const TestMemory& memory, HostTensor given)
-    : memory_(memory), host_(std::move(given)), view_(host_.view) {
-  if (!memory.place) return;
-  placed_ = memory.place(host_.storage);
-  const auto offset = static_cast<std::byte*>(host_.view.data) - host_.storage.data();
-  view_.data = static_cast<std::byte*>(placed_.get()) + offset;
-  view_.device = memory.device;
-}
-
-const TensorView& Twin::fetched() {
-  if (memory_.fetch_sync) memory_.fetch_sync(placed_.get(), host_.storage);
-  return host_.view;
-}
-
-void check_cast(Communicator& group, const ExchangeCase& test, const TestMemory& memory) {
+void check_cast(Communicator& group, const TestMemory& memory) {
+  const ExchangeCase test = case_of(group, 3);
   const std::int32_t rank = group.rank();
   const std::int64_t rows = needed_rows(test, rank);
   const auto marks = [rank](const Indices& at) { return mark(rank, at[0], place_in_row(at)); };
@@ -151,7 +153,7 @@ void check_cast(Communicator& group, const ExchangeCase& test, const TestMemory&
   Twin v(memory, filled(make_tensor(DType::Float32, {test.owned_rows, 2, 5}), marks));
   Twin id(memory, filled(make_tensor(DType::Int64, {test.owned_rows}), marks));
   const auto exchanger = exchanger_of(group, memory);
-  const comm::RowTable table(rows_of(test, rank), rank, group.num_ranks());
+  const comm::RowTable table = table_of(group, test);
   for (std::int32_t stage = 0; stage < 2; ++stage) {  // the table serves more than once
     Twin k_in(memory, make_tensor(DType::BFloat16, {rows, kHeads, kDim}));
     Twin v_in(memory, make_head_slice(DType::Float32, rows, 2, 5));
@@ -176,9 +178,15 @@ void check_cast(Communicator& group, const ExchangeCase& test, const TestMemory&
 
 namespace {
 
+/// The types of partials and of what they are combined with.
+struct Types {
+  DType wire, sum;
+};
+
 /// The second tensor has rows of 2 x `dim` elements.
-void check_sum_of(std::int64_t dim, Communicator& group, const ExchangeCase& test,
-                  const TestMemory& memory, DType wire, DType sum) {
+void check_sum_of(std::int64_t dim, Communicator& group, const TestMemory& memory, Types types) {
+  const auto [wire, sum] = types;
+  const ExchangeCase test = case_of(group, 4);
   const std::int32_t rank = group.rank();
   const std::int64_t rows = needed_rows(test, rank);
   const auto partial = [&](const Indices& at) { return uneven(rank, at, wire); };
@@ -189,29 +197,37 @@ void check_sum_of(std::int64_t dim, Communicator& group, const ExchangeCase& tes
   Twin dv_sum(memory, filled(make_tensor(sum, {test.owned_rows, 2, dim}), start));
   const std::array from{dk.view(), dv.view()};
   const std::array to{dk_sum.view(), dv_sum.view()};
-  const comm::RowTable table(rows_of(test, rank), rank, group.num_ranks());
-  exchanger_of(group, memory)
-      ->start(table, {.kind = ExchangeKind::Sum, .from = from, .to = to}, memory.stream)
-      ->await(memory.stream);
+  move_sync(group, test, memory, {.kind = ExchangeKind::Sum, .from = from, .to = to});
   for (Twin* total : {&dk_sum, &dv_sum}) {
     expect_all(
         total->fetched(),
-        [&](const Indices& at) { return expected_sum(test, rank, at, wire, sum); }, 0, "sum");
+        [&, w = wire, s = sum](const Indices& at) { return expected_sum(test, rank, at, w, s); }, 0,
+        "sum");
   }
 }
 
-}  // namespace
-
-void check_sum(Communicator& group, const ExchangeCase& test, const TestMemory& memory, DType wire,
-               DType sum) {
-  // Rows of some elements alone, and rows of whole units that a block does not hold at a time.
-  for (const std::int64_t dim : {5, 300}) check_sum_of(dim, group, test, memory, wire, sum);
+/// Partials are added bit for bit in rank order.
+void check_sums(Communicator& group, const TestMemory& memory) {
+  for (const Types types : {Types{DType::Float32, DType::Float32},
+                            {DType::BFloat16, DType::Float32},
+                            {DType::Float16, DType::Float32},
+                            {DType::BFloat16, DType::BFloat16},
+                            {DType::Float16, DType::Float16},
+                            {DType::Float64, DType::Float64},
+                            {DType::Float32, DType::Float64}}) {
+    // Rows of some elements alone, and rows of whole units that a block does not hold at a time.
+    for (const std::int64_t dim : {5, 300}) check_sum_of(dim, group, memory, types);
+  }
 }
 
-void check_rounded_sum(Communicator& group, const ExchangeCase& test, const TestMemory& memory,
-                       DType rounded_type, OwnRows own_rows) {
+/// The own rows that a last sum is given: all, or those that something is added to.
+enum class OwnRows : std::uint8_t { All, Summed };
+
+void check_rounded_sum(Communicator& group, const TestMemory& memory, DType rounded_type,
+                       OwnRows own_rows) {
+  const ExchangeCase test = case_of(group, 19);
   const std::int32_t rank = group.rank();
-  const comm::RowTable table(rows_of(test, rank), rank, group.num_ranks());
+  const comm::RowTable table = table_of(group, test);
   const auto partial = [&](const Indices& at) { return uneven(rank, at, DType::Float32); };
   const auto start = [](const Indices&) { return 0.125; };
   const auto before = [](const Indices&) { return 7.0; };
@@ -247,10 +263,20 @@ void check_rounded_sum(Communicator& group, const ExchangeCase& test, const Test
   for (Twin* own : {&dk_own, &dv_own}) expect_all(own->fetched(), start, 0, "own part");
 }
 
-namespace {
+/// Sums whose last exchange rounds them into other tensors, as it does on GPUs alone.
+void check_rounded_sums(Communicator& group, const TestMemory& memory) {
+  if (memory.device == kCpuDevice) return;
+  for (const DType type : {DType::BFloat16, DType::Float16}) {
+    for (const OwnRows rows : {OwnRows::All, OwnRows::Summed}) {
+      check_rounded_sum(group, memory, type, rows);
+    }
+  }
+}
 
-void check_merge_of(std::int64_t heads, Communicator& group, const ExchangeCase& test,
-                    const TestMemory& memory, DType wire, DType out) {
+void check_merge_of(std::int64_t heads, Communicator& group, const TestMemory& memory,
+                    Types types) {
+  const auto [wire, out] = types;
+  const ExchangeCase test = case_of(group, 11);
   const std::int32_t rank = group.rank();
   const std::int64_t rows = needed_rows(test, rank);
   const DType lse_type = out == DType::Float64 ? DType::Float64 : DType::Float32;
@@ -269,23 +295,26 @@ void check_merge_of(std::int64_t heads, Communicator& group, const ExchangeCase&
   Twin sum_lse(memory, filled(make_tensor(lse_type, {test.owned_rows, heads}), lse_of(own)));
   const std::array from{part_out.view(), part_lse.view()};
   const std::array to{sum_out.view(), sum_lse.view()};
-  const comm::RowTable table(rows_of(test, rank), rank, group.num_ranks());
-  exchanger_of(group, memory)
-      ->start(table, {.kind = ExchangeKind::LseMerge, .from = from, .to = to}, memory.stream)
-      ->await(memory.stream);
+  move_sync(group, test, memory, {.kind = ExchangeKind::LseMerge, .from = from, .to = to});
   const double tolerance = out == DType::Float64 ? 1e-12 : out == DType::Float32 ? 1e-5 : 0.03;
   const auto merge = [&](const Indices& at) { return expected_merge(test, rank, at); };
   expect_all(sum_out.fetched(), out_of(merge), tolerance, "merged out");
   expect_all(sum_lse.fetched(), lse_of(merge), out == DType::Float64 ? 1e-12 : 1e-5, "merged lse");
 }
 
-}  // namespace
-
-void check_merge(Communicator& group, const ExchangeCase& test, const TestMemory& memory,
-                 DType wire, DType out) {
-  // lse of four heads leave rows of float32 aligned to whole units, those of three do not.
-  for (const std::int64_t heads : {3, 4}) check_merge_of(heads, group, test, memory, wire, out);
+/// (out, lse) partials are merged as float64 does it, rows without keys among them.
+void check_merges(Communicator& group, const TestMemory& memory) {
+  for (const Types types : {Types{DType::Float32, DType::Float32},
+                            {DType::BFloat16, DType::Float32},
+                            {DType::BFloat16, DType::BFloat16},
+                            {DType::Float16, DType::Float16},
+                            {DType::Float64, DType::Float64}}) {
+    // lse of four heads leave rows of float32 aligned to whole units, those of three do not.
+    for (const std::int64_t heads : {3, 4}) check_merge_of(heads, group, memory, types);
+  }
 }
+
+}  // namespace
 
 void check_order(Communicator& group, const TestMemory& memory) {
   const ExchangeCase test = all_to_all_case(group.num_ranks(), 20);
@@ -299,7 +328,7 @@ void check_order(Communicator& group, const TestMemory& memory) {
   Twin big(memory, filled(make_tensor(DType::Float32, {rows, 1}), constant(0x1p23)));
   Twin total(memory, make_tensor(DType::Float32, {20, 1}));
   const auto exchanger = exchanger_of(group, memory);
-  const comm::RowTable table(rows_of(test, rank), rank, group.num_ranks());
+  const comm::RowTable table = table_of(group, test);
   const auto start = [&](ExchangeKind kind, const Twin& from, const Twin& to) {
     return exchanger->start(table, {.kind = kind, .from = {&from.view(), 1}, .to = {&to.view(), 1}},
                             memory.stream);
@@ -360,7 +389,9 @@ void check_shared_rows(Communicator& group, const TestMemory& memory) {
       "sum from its place");
 }
 
-void check_maximum(Communicator& group, const TestMemory& memory, DType dtype) {
+namespace {
+
+void check_maximum_of(Communicator& group, const TestMemory& memory, DType dtype) {
   const std::int32_t rank = group.rank();
   Twin values(memory, filled(make_tensor(dtype, {5}), [&](const Indices& at) {
                 return at[0] == rank ? 100.0 + rank : -static_cast<double>(at[0] + rank);
@@ -378,6 +409,34 @@ void check_maximum(Communicator& group, const TestMemory& memory, DType dtype) {
       },
       0, "maximum");
   EXPECT_EQ(group.counters().casts, casts_before);
+}
+
+void check_maxima(Communicator& group, const TestMemory& memory) {
+  check_maximum_of(group, memory, DType::Float32);
+  if (memory.device == kCpuDevice) check_maximum_of(group, memory, DType::Float64);
+}
+
+}  // namespace
+
+Twin::Twin(const TestMemory& memory, HostTensor given)
+    : memory_(memory), host_(std::move(given)), view_(host_.view) {
+  if (!memory.place) return;
+  placed_ = memory.place(host_.storage);
+  const auto offset = static_cast<std::byte*>(host_.view.data) - host_.storage.data();
+  view_.data = static_cast<std::byte*>(placed_.get()) + offset;
+  view_.device = memory.device;
+}
+
+const TensorView& Twin::fetched() {
+  if (memory_.fetch_sync) memory_.fetch_sync(placed_.get(), host_.storage);
+  return host_.view;
+}
+
+std::vector<RowCheck> row_checks() {
+  return {{"casts", check_cast, {1, 2, 4}},     {"sums", check_sums},
+          {"rounded_sums", check_rounded_sums}, {"merges", check_merges},
+          {"order", check_order, {3}},          {"shared_rows", check_shared_rows, {3}},
+          {"maxima", check_maxima, {3}}};
 }
 
 }  // namespace magi::testing

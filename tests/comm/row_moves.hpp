@@ -37,23 +37,19 @@ class Twin {
   TensorView view_;
 };
 
-/// One rank's part of each check; all ranks of the group call it with the same case.
-void check_cast(Communicator& group, const ExchangeCase& test, const TestMemory& memory);
-/// Partials of `wire` added to tensors of `sum`, bit for bit in rank order.
-void check_sum(Communicator& group, const ExchangeCase& test, const TestMemory& memory, DType wire,
-               DType sum);
-/// Own rows that a last sum is given: all, or those that something is added to.
-enum class OwnRows : std::uint8_t { All, Summed };
-/// Sums whose last exchange rounds them into other tensors, in device memory.
-void check_rounded_sum(Communicator& group, const ExchangeCase& test, const TestMemory& memory,
-                       DType rounded_type, OwnRows own_rows);
-/// (out, lse) partials merged as float64 does it, rows without keys among them.
-void check_merge(Communicator& group, const ExchangeCase& test, const TestMemory& memory,
-                 DType wire, DType out);
+/// A check of moves: one rank's part, which all ranks of a group run.
+struct RowCheck {
+  const char* name;
+  void (*run)(Communicator& group, const TestMemory& memory);
+  std::vector<std::int32_t> group_sizes = {4};  ///< that it is made for
+};
+/// All checks.
+std::vector<RowCheck> row_checks();
+
+void check_cast(Communicator& group, const TestMemory& memory);
 /// Casts and sums under way together, awaited in another order; sums apply in start order.
 void check_order(Communicator& group, const TestMemory& memory);
 /// Tensors whose rows are the wire's rows: received and sent where they lie.
 void check_shared_rows(Communicator& group, const TestMemory& memory);
-void check_maximum(Communicator& group, const TestMemory& memory, DType dtype);
 
 }  // namespace magi::testing

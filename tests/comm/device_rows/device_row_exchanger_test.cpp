@@ -28,82 +28,44 @@ class Transport {
   Communicator* group_;
 };
 
-class DeviceRowMoves : public GpuTest, public ::testing::WithParamInterface<bool> {
- protected:
-  static void run(std::int32_t num_ranks,
-                  const std::function<void(Communicator&, const testing::TestMemory&)>& body) {
-    testing::run_ranks(testing::Backend::Threads, {.num_ranks = num_ranks},
-                       [&](Communicator& group) {
-                         const DeviceScope scope(0);
-                         const Stream stream;
-                         const testing::TestMemory memory = testing::device_memory(0, stream);
-                         Transport transport(group, GetParam());
-                         body(transport.group(), memory);
-                         stream.wait_sync();
-                       });
-  }
+void run(bool is_nvlink, std::int32_t num_ranks,
+         const std::function<void(Communicator&, const testing::TestMemory&)>& body) {
+  testing::run_ranks(testing::Backend::Threads, {.num_ranks = num_ranks}, [&](Communicator& group) {
+    const DeviceScope scope(0);
+    const Stream stream;
+    const testing::TestMemory memory = testing::device_memory(0, stream);
+    Transport transport(group, is_nvlink);
+    body(transport.group(), memory);
+    stream.wait_sync();
+  });
+}
+
+class DeviceRowChecks : public GpuTest,
+                        public ::testing::WithParamInterface<std::tuple<bool, testing::RowCheck>> {
 };
 
-TEST_P(DeviceRowMoves, CastsBringEveryNeededRow) {
-  for (const std::int32_t num_ranks : {1, 2, 4}) {
-    const auto test = testing::random_case({.num_ranks = num_ranks, .with_own_rows = true}, 3);
-    run(num_ranks, [&](Communicator& group, const testing::TestMemory& memory) {
-      testing::check_cast(group, test, memory);
-    });
-  }
+INSTANTIATE_TEST_SUITE_P(Transports, DeviceRowChecks,
+                         ::testing::Combine(::testing::Bool(),
+                                            ::testing::ValuesIn(testing::row_checks())),
+                         [](const auto& test) {
+                           const bool is_nvlink = std::get<0>(test.param);
+                           return std::string(is_nvlink ? "nvlink_" : "threads_") +
+                                  std::get<1>(test.param).name;
+                         });
+
+TEST_P(DeviceRowChecks, GiveWhatTheyMust) {
+  const auto& [is_nvlink, check] = GetParam();
+  // Over nvlink plans take memory for tensors that share rows.
+  if (is_nvlink && check.run == testing::check_shared_rows) return;
+  for (const std::int32_t num_ranks : check.group_sizes) run(is_nvlink, num_ranks, check.run);
 }
 
-TEST_P(DeviceRowMoves, SumsAddInRankOrder) {
-  const auto test = testing::random_case({.num_ranks = 4, .with_own_rows = true}, 4);
-  constexpr std::pair<DType, DType> kTypes[] = {
-      {DType::Float32, DType::Float32}, {DType::BFloat16, DType::Float32},
-      {DType::Float16, DType::Float32}, {DType::BFloat16, DType::BFloat16},
-      {DType::Float16, DType::Float16}, {DType::Float64, DType::Float64},
-      {DType::Float32, DType::Float64}};
-  run(4, [&](Communicator& group, const testing::TestMemory& memory) {
-    for (const auto& [wire, sum] : kTypes) testing::check_sum(group, test, memory, wire, sum);
-  });
-}
-
-TEST_P(DeviceRowMoves, LastSumsAreRoundedOnceIntoOtherTensors) {
-  const auto test = testing::random_case({.num_ranks = 4, .with_own_rows = true}, 19);
-  run(4, [&](Communicator& group, const testing::TestMemory& memory) {
-    for (const DType type : {DType::BFloat16, DType::Float16}) {
-      for (const auto own_rows : {testing::OwnRows::All, testing::OwnRows::Summed}) {
-        testing::check_rounded_sum(group, test, memory, type, own_rows);
-      }
-    }
-  });
-}
-
-TEST_P(DeviceRowMoves, MergesWeighRowsAndIgnoreEmptyOnes) {
-  const auto test = testing::random_case({.num_ranks = 4, .with_own_rows = true}, 11);
-  constexpr std::pair<DType, DType> kTypes[] = {{DType::Float32, DType::Float32},
-                                                {DType::BFloat16, DType::Float32},
-                                                {DType::BFloat16, DType::BFloat16},
-                                                {DType::Float16, DType::Float16},
-                                                {DType::Float64, DType::Float64}};
-  run(4, [&](Communicator& group, const testing::TestMemory& memory) {
-    for (const auto& [wire, out] : kTypes) testing::check_merge(group, test, memory, wire, out);
-  });
-}
-
-TEST_P(DeviceRowMoves, SumsApplyInStartOrderWhateverIsAwaited) { run(3, testing::check_order); }
-
-TEST_P(DeviceRowMoves, TensorsThatShareRowsAreNotStaged) {
-  if (!GetParam()) run(3, testing::check_shared_rows);  // over nvlink plans take such memory
-}
-
-TEST_P(DeviceRowMoves, MaximumOverRanksIsNotCounted) {
-  run(3, [](Communicator& group, const testing::TestMemory& memory) {
-    testing::check_maximum(group, memory, DType::Float32);
-  });
-}
+class DeviceRowMoves : public GpuTest, public ::testing::WithParamInterface<bool> {};
 
 /// A cast that comes back goes to the caller's memory and reads what casts into an exchanger's own
 /// memory do not. None of it is copied by the move.
 TEST_P(DeviceRowMoves, WhatIsPreparedForIsOnTheDevice) {
-  run(2, [](Communicator& group, const testing::TestMemory&) {
+  run(GetParam(), 2, [](Communicator& group, const testing::TestMemory&) {
     const std::int32_t peer = 1 - group.rank();
     const comm::RowTable table({.owned = {{peer, 0, 8}}, .needed = {{peer, 0, 8}}}, group.rank(),
                                2);
@@ -116,7 +78,7 @@ TEST_P(DeviceRowMoves, WhatIsPreparedForIsOnTheDevice) {
 
 TEST_P(DeviceRowMoves, GivenUpMovesLeaveTheGroupUsable) {
   const auto test = testing::all_to_all_case(2, 1000);
-  run(2, [&](Communicator& group, const testing::TestMemory& memory) {
+  run(GetParam(), 2, [&](Communicator& group, const testing::TestMemory& memory) {
     const auto rank = static_cast<std::size_t>(group.rank());
     testing::Twin from(memory, testing::make_tensor(DType::Float32, {1000, 64}));
     testing::Twin to(memory, testing::make_head_slice(DType::Float32, 1000, 1, 64));

@@ -57,48 +57,24 @@ class DeviceNccl : public ::testing::TestWithParam<std::int32_t> {
 INSTANTIATE_TEST_SUITE_P(Ranks, DeviceNccl, ::testing::Values(1, 2, 4),
                          ::testing::PrintToStringParamName());
 
-TEST_P(DeviceNccl, CastsBringEveryNeededRow) {
-  const auto test = random_case({.num_ranks = GetParam(), .with_own_rows = true}, 3);
-  run([&](Communicator& group, const TestMemory& memory) {
-    check_cast(group, test, memory);
+TEST_P(DeviceNccl, MovesGiveWhatTheyMust) {
+  run([](Communicator& group, const TestMemory& memory) {
+    for (const RowCheck& check : row_checks()) {
+      SCOPED_TRACE(check.name);
+      check.run(group, memory);
+    }
     group.close_sync();
   });
 }
 
-TEST_P(DeviceNccl, FewMultiprocessorsCarryTheSame) {
-  const auto test = random_case({.num_ranks = GetParam(), .with_own_rows = true}, 5);
-  run([&](Communicator& group, const TestMemory& memory) { check_cast(group, test, memory); },
-      {.max_ctas = 4});
-}
-
-TEST_P(DeviceNccl, SumsAddInRankOrder) {
-  const auto test = random_case({.num_ranks = GetParam(), .with_own_rows = true}, 4);
-  run([&](Communicator& group, const TestMemory& memory) {
-    check_sum(group, test, memory, DType::Float32, DType::Float32);
-    check_sum(group, test, memory, DType::BFloat16, DType::Float32);
-    check_sum(group, test, memory, DType::Float64, DType::Float64);
-    group.close_sync();
-  });
-}
-
-TEST_P(DeviceNccl, MergesOrderSharedRowsAndMaximum) {
-  const auto test = random_case({.num_ranks = GetParam(), .with_own_rows = true}, 11);
-  run([&](Communicator& group, const TestMemory& memory) {
-    check_merge(group, test, memory, DType::BFloat16, DType::Float32);
-    check_order(group, memory);
-    check_shared_rows(group, memory);
-    check_maximum(group, memory, DType::Float32);
-    group.close_sync();
-  });
-}
+TEST_P(DeviceNccl, FewMultiprocessorsCarryTheSame) { run(check_cast, {.max_ctas = 4}); }
 
 TEST_P(DeviceNccl, KilledRankIsNamed) {
   if (GetParam() == 1) GTEST_SKIP() << "one rank has no peers";
   const std::int32_t dead = GetParam() - 1;
   run(
       [&](Communicator& group, const TestMemory& memory) {
-        const auto test = all_to_all_case(group.num_ranks(), 100);
-        check_cast(group, test, memory);
+        check_cast(group, memory);
         if (group.rank() == dead) raise(SIGKILL);
         const auto begin = std::chrono::steady_clock::now();
         const CommError error = await_failure(group);

@@ -14,61 +14,27 @@ namespace {
 
 using testing::Backend;
 
-class RowMoves : public ::testing::TestWithParam<Backend> {
- protected:
-  void run(std::int32_t num_ranks, const testing::RankBody& body) {
-    testing::run_ranks(GetParam(), {.num_ranks = num_ranks}, [&](Communicator& group) {
-      body(group);
-      group.close_sync();
-    });
-  }
-  const testing::TestMemory host;
-};
+class RowMoves : public ::testing::TestWithParam<std::tuple<Backend, testing::RowCheck>> {};
 
 INSTANTIATE_TEST_SUITE_P(Backends, RowMoves,
-                         ::testing::Values(Backend::Threads, Backend::Shm, Backend::Bytes,
-                                           Backend::Nccl),
-                         [](const auto& backend) { return testing::backend_name(backend.param); });
+                         ::testing::Combine(::testing::Values(Backend::Threads, Backend::Shm,
+                                                              Backend::Bytes, Backend::Nccl),
+                                            ::testing::ValuesIn(testing::row_checks())),
+                         [](const auto& test) {
+                           return testing::backend_name(std::get<0>(test.param)) + "_" +
+                                  std::get<1>(test.param).name;
+                         });
 
-TEST_P(RowMoves, CastsBringEveryNeededRow) {
-  for (const std::int32_t num_ranks : {1, 2, 4}) {
-    const auto test = testing::random_case({.num_ranks = num_ranks, .with_own_rows = true}, 3);
-    run(num_ranks, [&](Communicator& group) { testing::check_cast(group, test, host); });
+TEST_P(RowMoves, GiveWhatTheyMust) {
+  const auto& [backend, check] = GetParam();
+  const testing::TestMemory host;
+  for (const std::int32_t num_ranks : check.group_sizes) {
+    testing::run_ranks(backend, {.num_ranks = num_ranks},
+                       [&, run = check.run](Communicator& group) {
+                         run(group, host);
+                         group.close_sync();
+                       });
   }
-}
-
-TEST_P(RowMoves, SumsAddInRankOrder) {
-  const auto test = testing::random_case({.num_ranks = 4, .with_own_rows = true}, 4);
-  run(4, [&](Communicator& group) {
-    testing::check_sum(group, test, host, DType::Float32, DType::Float32);
-    testing::check_sum(group, test, host, DType::BFloat16, DType::Float32);
-    testing::check_sum(group, test, host, DType::BFloat16, DType::BFloat16);
-    testing::check_sum(group, test, host, DType::Float64, DType::Float64);
-  });
-}
-
-TEST_P(RowMoves, MergesWeighRowsAndIgnoreEmptyOnes) {
-  const auto test = testing::random_case({.num_ranks = 4, .with_own_rows = true}, 11);
-  run(4, [&](Communicator& group) {
-    testing::check_merge(group, test, host, DType::Float64, DType::Float64);
-    testing::check_merge(group, test, host, DType::Float32, DType::Float32);
-    testing::check_merge(group, test, host, DType::BFloat16, DType::BFloat16);
-  });
-}
-
-TEST_P(RowMoves, SumsApplyInStartOrderWhateverIsAwaited) {
-  run(3, [&](Communicator& group) { testing::check_order(group, host); });
-}
-
-TEST_P(RowMoves, TensorsThatShareRowsAreNotStaged) {
-  run(3, [&](Communicator& group) { testing::check_shared_rows(group, host); });
-}
-
-TEST_P(RowMoves, MaximumOverRanksIsNotCounted) {
-  run(3, [&](Communicator& group) {
-    testing::check_maximum(group, host, DType::Float32);
-    testing::check_maximum(group, host, DType::Float64);
-  });
 }
 
 TEST(RowTable, RowsThatStayAreMovesOfTheirOwn) {
