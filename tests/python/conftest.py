@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random tests take their generator from `rng`, whose seed is in the test's name."""
+"""Random tests take their generator from `rng`, whose seed is in the test's name. Tests that take
+`group` run on every rank of a process group (ranks.over).
+"""
 
+import inspect
 import random
 
 import pytest
@@ -34,3 +37,19 @@ def gpu_ranks():
     started = Ranks(torch.cuda.device_count(), "nccl")
     yield started
     started.stop()
+
+
+@pytest.fixture
+def group(request):
+    name, size = request.param
+    return request.getfixturevalue(name), size
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    names = [n for n in inspect.signature(pyfuncitem.obj).parameters if n in pyfuncitem.funcargs]
+    if names[:1] != ["group"]:
+        return None
+    (ranks, size), *given = (pyfuncitem.funcargs[name] for name in names)
+    ranks.run(size, pyfuncitem.obj, *given)
+    return True

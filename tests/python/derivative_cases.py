@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from error_cases import refuses
 from magi_attention import masks
 from magi_attention.comm.functional import all_gather_fwd_scatter_bwd, scatter_fwd_all_gather_bwd
+from ranks import refuses
 from sparse_cases import HEADS, bound_under, lists_inside, tensors
 
 

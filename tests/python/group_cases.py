@@ -8,10 +8,10 @@ import random
 import torch
 import torch.distributed as dist
 
-from error_cases import refuses
 from magi_attention.comm.primitive.grpcoll import group_cast, group_reduce
 from magi_attention.functional.utils import correct_attn_out_lse
 from pipeline_cases import seeded
+from ranks import refuses
 
 HEADS, DIM = 2, 3
 

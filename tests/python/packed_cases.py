@@ -12,9 +12,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import dense
-from error_cases import refuses
 from magi_attention.integrations import packed
 from magi_attention.integrations.packed import AttnMaskSpec, PrefixTree
+from ranks import refuses
 
 HEADS = (4, 2, 8)
 VOCABULARY = 37

@@ -33,7 +33,6 @@ def without_padding(group, case: Case) -> None:
         assert one.shape == other.shape and torch.allclose(one, other, error, error), name
     assert torch.equal(api.undispatch(short[0], key), q)
     assert torch.equal(api.roll(short[0], 3, 0, key), api.roll(whole[0], 3, 0, key)[:num_valid])
-    api.clear_cache(group)
 
 
 def results(key, local, sink, case: Case):
@@ -56,7 +55,6 @@ def compiled_without_padding(group, rows: int) -> None:
 
     compiled = torch.compile(attention, backend="eager", fullgraph=True)
     assert torch.allclose(compiled(local), attention(local))
-    api.clear_cache(group)
 
 
 def wrong_rows(group) -> None:
@@ -75,4 +73,3 @@ def wrong_rows(group) -> None:
             assert sentence in str(error), error
         else:
             raise AssertionError("another number of rows was accepted")
-    api.clear_cache(group)

@@ -169,7 +169,6 @@ def pipeline(group, case: Case) -> None:
         raise ValueError("a case takes one of both")
     key = make_key(mask, case, group)
     check_attention(case.mask, key, mask, case, make_tensors(case))
-    api.clear_cache(group)
 
 
 def check_attention(title: str, key, mask: dense.Mask, case: Case, tensors) -> None:
@@ -241,7 +240,6 @@ def hybrid(group, case: Case) -> None:
     documents = list(itertools.pairwise(ends))
     mask = dense.Mask(documents, documents, [1, 1], case.rows, case.rows)
     check_attention("varlen", varlen, mask, case, tensors)
-    api.clear_cache(group)
 
 
 def shards(group, rows: int, uneven: bool, has_idle_rank: bool = False) -> None:
@@ -285,7 +283,6 @@ def shards(group, rows: int, uneven: bool, has_idle_rank: bool = False) -> None:
         assert torch.equal(leaf.grad, torch.roll(weights, -shift))
         wide = api.roll_simple(api.dispatch(torch.stack((x, -x), 1), key).T, shift, 1, key)
         assert torch.equal(api.undispatch(wide.T, key)[:, 1], -torch.roll(x, shift))
-    api.clear_cache(group)
 
 
 def bytes_of(x: torch.Tensor) -> bytes:
@@ -362,7 +359,6 @@ def meshes_and_two_groups(group, case: Case, replicas: int = 2) -> None:
     check_attention("mesh", whole, mask, case, tensors)
     assert api.get_most_recent_key(whole.cp_group) is whole
     assert api.get_most_recent_key(key.cp_group) is key
-    api.clear_cache()
 
 
 def training_of_replicas(group, case: Case) -> None:
@@ -400,7 +396,6 @@ def training_of_replicas(group, case: Case) -> None:
 
             (2 * loss(attend, q, k, v, wanted, upstream)).backward()
     check_close("weight", weight.grad, wanted.grad, 1e-8)
-    api.clear_cache()
 
 
 def checkpointing(group, case: Case) -> None:
@@ -485,7 +480,6 @@ def plan_mismatch(group) -> None:
         assert "rank" in str(error) and error.failure == "plan mismatch", error
     else:
         raise AssertionError("ranks with different plans ran")
-    api.clear_cache(group)
 
 
 def reduced_sink_gradients(group, case: Case) -> None:
@@ -531,4 +525,3 @@ def flattened_head_groups(group, case: Case) -> None:
     assert plan["num_head_shares"] == dist.get_world_size(group)
     assert make_key(mask, case, group) != key
     check_attention(variable, key, mask, case, make_tensors(case))
-    api.clear_cache(group)

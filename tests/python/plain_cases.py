@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch._subclasses import FakeTensorMode
 
 import dense
-from error_cases import refuses
 from magi_attention import api
 from magi_attention.comm.primitive.grpcoll import group_cast, group_reduce
 from pipeline_cases import Case, make_key, make_tensors
+from ranks import refuses
 
 
 def freed(tensor: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,6 @@ def calls_with_keys(group) -> None:
     _each(lambda x: api.undispatch(x, key), {"x": q}, "x")
     _each(lambda x: api.roll(x, 1, 0, key), {"x": q}, "x")
     assert api.calc_attn(q, k, v, key)[0].isfinite().all()
-    api.clear_cache(group)
 
 
 def gradients_with_keys(group) -> None:
@@ -127,7 +126,6 @@ def gradients_with_keys(group) -> None:
             is_refused(lambda: result.backward(change(result), retain_graph=True), name, text)
     out.sum().backward()
     assert x.grad.isfinite().all()
-    api.clear_cache(group)
 
 
 def group_collectives(group) -> None:
@@ -186,7 +184,6 @@ def distributed_tensors(group) -> None:
     for call in (api.undispatch, lambda x, key: api.roll(x, 1, 0, key)):
         negated = torch._neg_view(-q.detach())
         assert negated.is_neg() and torch.equal(call(negated, key), call(q.detach(), key))
-    api.clear_cache(group)
 
 
 def lazy_values(group) -> None:
@@ -214,7 +211,6 @@ def lazy_values(group) -> None:
             assert torch.equal(found, leaf.grad)
     for lazy in (whole[:4].conj().imag, whole[:4].conj()):
         _exchange_lazily(group, lazy)
-    api.clear_cache(group)
 
 
 def _exchange_lazily(group, lazy: torch.Tensor) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks as processes that live for the whole test run; a case is a function that all call."""
+"""Ranks as processes that live for the whole test run; a case is a function that all call, as are
+tests whose first argument is `group`.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,34 @@ import sys
 import tempfile
 import time
 import traceback
+from unittest import mock
+
+import pytest
 
 WORLD_SIZE = 4
 COMM_SECONDS = 120  # a rank that compiles a model may come so much later than its peers
 CASE_SECONDS = 300
 _GROUPS_OF_CASE = 1000  # more than a case makes
+
+
+def over(*sizes: int, ranks: str = "ranks"):
+    """Has a test run on so many ranks, each of which is a process; ranks: the fixture of them."""
+    given = [(ranks, size) for size in sizes]
+    return pytest.mark.parametrize("group", given, ids=map(str, sizes), indirect=True)
+
+
+def own_group(ranks: list[int], seconds: float = 20):
+    """A group of these ranks of a case, which may end it."""
+    import torch.distributed as dist
+
+    timeout = datetime.timedelta(seconds=seconds)
+    return dist.new_group(ranks, timeout=timeout)
+
+
+def refuses(call, error: type[BaseException] | tuple, pattern: str) -> None:
+    """Checks that call raises this kind of error, with a message that matches."""
+    with pytest.raises(error, match=pattern or None):
+        call()
 
 
 def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
@@ -38,10 +63,13 @@ def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
         # torch numbers groups as each process makes them, and a case may be for a few ranks.
         distributed_c10d._world.group_count = _GROUPS_OF_CASE * number
         try:
-            result = case(groups[size], *arguments)
+            with mock.patch.dict(os.environ):  # which the case may change
+                result = case(groups[size], *arguments)
             pipe.send((None, result))
         except BaseException:  # the parent shows it
             pipe.send((traceback.format_exc(), None))
+        if "magi_attention.api" in sys.modules:
+            sys.modules["magi_attention.api"].clear_cache()
         if "torch._dynamo" in sys.modules:  # what failed to compile would be skipped by later cases
             torch._dynamo.reset()
         # Another rank may still be about to connect in a group whose making has ended here.

@@ -3,21 +3,53 @@
 allocator and of the library's function stand in for a GPU.
 """
 
+from __future__ import annotations
+
 import ctypes
 import gc
+import os
+from unittest import mock
 
 import pytest
 import torch
 
-import margin_cases
+import dense
+from magi_attention import plan
 from magi_attention._native import allocator, attention
 from magi_attention._native.allocator import TORCH_ALLOCATOR, AttentionHandle, AttentionOptions
 from magi_attention._native.attention import TENSOR
 from magi_attention._native.library import PreparedCall, lib, use_allocator
 from magi_attention._native.vtable import Communicator
 from magi_attention.env import comm
+from pipeline_cases import Case, check_attention, make_key, make_tensors
+from ranks import over
 from test_api_helpers import make_plan
 from test_prepared_call import Gradients
+
+MARGINS = ("MAGI_ATTENTION_FFA_FORWARD_SM_MARGIN", "MAGI_ATTENTION_FFA_BACKWARD_SM_MARGIN")
+
+
+@over(2)
+@pytest.mark.parametrize(
+    "forward, backward, wanted",
+    [("", "", [None]), ("3", "3", [3]), ("3", "5", [3, 5]), ("", "5", [None, 5])],
+)
+def test_margins_by_pass(group, forward: str, backward: str, wanted: list):
+    """Each pass has the margin of its variable, and results are what they are without."""
+    case, made = Case(rows=131), []
+
+    class Seen(plan.AttentionHandle):
+        def __init__(self, handle, communicator, exchange_sms, *others):
+            made.append(exchange_sms)
+            super().__init__(handle, communicator, exchange_sms, *others)
+
+    for name, value in zip(MARGINS, (forward, backward)):
+        if value:
+            os.environ[name] = value
+    with mock.patch.object(plan, "AttentionHandle", Seen):
+        key = make_key(dense.masks(131)["causal"], case, group)
+        check_attention("causal", key, dense.masks(131)["causal"], case, make_tensors(case))
+    assert made == wanted, made
 
 
 @pytest.fixture
@@ -285,11 +317,3 @@ def test_exchange_sms_of_the_environment(monkeypatch):
     monkeypatch.setenv("MAGI_ATTENTION_FFA_BACKWARD_SM_MARGIN", "no")
     with pytest.raises(ValueError, match="FFA_BACKWARD_SM_MARGIN is 'no'"):
         make_plan(cp_size=1).bind()
-
-
-@pytest.mark.parametrize(
-    "forward, backward, wanted",
-    [("", "", [None]), ("3", "3", [3]), ("3", "5", [3, 5]), ("", "5", [None, 5])],
-)
-def test_margins_by_pass(ranks, forward, backward, wanted):
-    ranks.run(2, margin_cases.by_pass, forward, backward, wanted)

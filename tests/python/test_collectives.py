@@ -1,14 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
-import pytest
+from __future__ import annotations
 
-import collective_cases as cases
+import torch
+import torch.distributed as dist
+
+from magi_attention.comm import GeneralWork, WorkWithPostProcessFn
+from magi_attention.comm.functional import all_gather_fwd_scatter_bwd, scatter_fwd_all_gather_bwd
+from magi_attention.comm.primitive import all2all_v, all_gather_v, scatter_v
+from magi_attention.utils import is_same_device_mesh, is_same_process_group
+from ranks import over, refuses
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("case", [cases.parts, cases.all_to_all, cases.works])
-def test_parts_of_ranks(ranks, size, case):
-    ranks.run(size, case)
+@over(1, 3)
+def test_parts(group):
+    """Gathering and scattering are each other's inverse and gradient, along any axis."""
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    sizes = [3 + 2 * index for index in range(size)]
+    for dim in (0, 1, -1):
+        shape = [4, 5, 6]
+        shape[dim] = sum(sizes)
+        whole = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        own = whole.split(sizes, dim)[rank]
+        assert torch.equal(scatter_v(whole, group, dim, sizes), own)
+        assert torch.equal(all_gather_v(own, group, dim, sizes), whole)
+        leaf = own.clone().requires_grad_()
+        (all_gather_fwd_scatter_bwd(leaf, group, dim, sizes) * whole).sum().backward()
+        assert torch.equal(leaf.grad, own)
+        leaf = whole.clone().requires_grad_()
+        (scatter_fwd_all_gather_bwd(leaf, group, dim, sizes) * own).sum().backward()
+        assert torch.equal(leaf.grad, whole)
+    rows = torch.arange(2 * size)
+    assert torch.equal(all_gather_v(scatter_v(rows, group), group), rows)
+    wrong = f"x_local has length 2 in axis 0; allowed: {sizes[rank]}"
+    refuses(lambda: all_gather_v(rows[:2], group, 0, sizes), ValueError, wrong)
+    refuses(lambda: scatter_v(rows, group, 0, [1] * size), ValueError, "split_sizes adds up to")
+    refuses(lambda: scatter_v(rows, group, 0, [1] * (size + 1)), ValueError, "split_sizes has")
+    if size > 1:
+        refuses(lambda: scatter_v(rows[1:], group), ValueError, f"a multiple of {size} without")
 
 
-def test_same_groups(ranks):
-    ranks.run(4, cases.same_groups)
+@over(1, 3)
+def test_all_to_all(group):
+    """Rank r sends r + 1 rows to everyone."""
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    sent = torch.full((size * (rank + 1), 2), float(rank))
+    wanted = torch.cat([torch.full((r + 1, 2), float(r)) for r in range(size)])
+    for async_op in (False, True):
+        output = torch.empty_like(wanted)
+        sizes = [rank + 1] * size, [r + 1 for r in range(size)]
+        work = all2all_v(sent, output, *sizes, group, async_op=async_op)
+        assert isinstance(work, GeneralWork)
+        work.wait()
+        assert torch.equal(output, wanted)
+    refuses(lambda: all2all_v(sent, output, [1] * (size + 1), sizes[1], group), ValueError,
+            "input_split_size_list has")  # fmt: skip
+
+
+@over(1, 3)
+def test_works(group):
+    """A call of torch.distributed under way, with what is to be done after it."""
+    size = dist.get_world_size(group)
+    for async_op in (False, True):
+        x = torch.ones(3)
+        started = WorkWithPostProcessFn(
+            work=dist.all_reduce(x, group=group, async_op=True),
+            post_process_fn=lambda y, factor=1: y * factor,
+            async_op=async_op,
+        )
+        found = started.wait_post_process(x, factor=2)
+        assert torch.equal(found, torch.full((3,), 2.0 * size))
+        refuses(lambda: started.wait_post_process(x), RuntimeError, "called before")
+    assert WorkWithPostProcessFn().wait_post_process() is None
+    parts = [dist.all_reduce(torch.ones(1), group=group, async_op=True) for _ in range(2)]
+    assert GeneralWork(parts).wait() is None
+    for wrong in (3, [None, "work"]):
+        refuses(lambda: GeneralWork(wrong), TypeError, "allowed: what has wait()")
+
+
+@over(4)
+def test_same_groups(group):
+    """Runs on all ranks: groups and meshes are the same by their ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    again = dist.new_group(range(dist.get_world_size()))
+    pair = dist.new_group([0, 1])
+    assert is_same_process_group(group, again) and is_same_process_group(None, None)
+    assert not is_same_process_group(group, None)
+    if dist.get_rank() < 2:
+        assert not is_same_process_group(group, pair)
+    meshes = [init_device_mesh("cpu", shape) for shape in ((4,), (4,), (2, 2))]
+    assert is_same_device_mesh(meshes[0], meshes[1]) and is_same_device_mesh(None, None)
+    assert not is_same_device_mesh(meshes[0], None)
+    assert not is_same_device_mesh(meshes[0], meshes[2])

@@ -8,7 +8,6 @@ import warnings
 
 import pytest
 
-from error_cases import cost_file
 from magi_attention.common import AttnRanges
 from magi_attention.common.enum import (
     AttnOverlapMode,
@@ -29,6 +28,7 @@ from magi_attention.env import apply_log_level, build, comm, ffa, general
 from magi_attention.meta.solver import dispatch_solver as solver
 from magi_attention.meta.solver.overlap_solver import GreedyOverlapAlg, UniformOverlapAlg
 from magi_attention.plan import Plan
+from test_errors import cost_file
 
 ALGORITHMS = [
     solver.LBDispatchAlg,

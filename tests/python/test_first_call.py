@@ -1,94 +1,340 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks compare at the first call with a plan, beyond the plan."""
 
+from __future__ import annotations
+
 import datetime
+import os
 import random
 import threading
 import time
+from dataclasses import replace
+from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 
-import first_call_cases as cases
-from magi_attention.comm.first_call import FirstCalls
+import dense
+from magi_attention import api
+from magi_attention._native.library import check, lib
+from magi_attention.comm.first_call import FirstCalls, first_calls_of
 from magi_attention.comm.process_group import ProcessGroupTransport
+from magi_attention.common import AttnRanges
 from magi_attention.errors import CommError
-from ranks import Ranks
+from pipeline_cases import Case, make_key, make_tensors
+from ranks import over, own_group, refuses
 from test_transport import on_threads
 
-
-@pytest.mark.parametrize("name", cases.DIFFERENCES)
-def test_difference(ranks, name):
-    ranks.run(2, cases.difference, name)
+CASE = Case(rows=64, heads=(4, 2), head_dim=8)
+SOON = 10.0  # seconds, of the 20 after which the group's own collectives fail
 
 
-def test_nvlink_compares_a_groups_first_plan(ranks):
-    ranks.run(2, cases.nvlink_compares_a_groups_first_plan)
+def key_and_rows(group, mask: str = "causal", case: Case = CASE):
+    """The key, q, k and v."""
+    key = make_key(dense.masks(case.rows)[mask], case, group)
+    return key, *(api.dispatch(t, key).float() for t in make_tensors(case)[:3])
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_sinks_and_variables(ranks, size):
-    if size == 2:
-        ranks.run(size, cases.sinks_of_other_layouts)
-    ranks.run(size, cases.variables)
-    ranks.run(size, cases.widths_and_plans)
+def _call(group, odd: dict):
+    """calc_attn of the key; the last rank changes its arguments by `odd`."""
+    key, q, k, v = key_and_rows(group)
+    given = {"q": q, "k": k, "v": v, "key": key}
+    if dist.get_rank(group) == dist.get_world_size(group) - 1:
+        odd = dict(odd)
+        dtype = odd.pop("dtype", torch.float32)
+        given |= {name: given[name].to(dtype) for name in "qkv"} | odd
+    return lambda: api.calc_attn(**given)
 
 
-@pytest.mark.parametrize("who", [0, 1, 3])
-def test_refusal(ranks, who):
-    ranks.run(4 if who == 3 else 2, cases.refusal, who)
+DIFFERENCES = {
+    "dtype": ({"dtype": torch.bfloat16}, "dtype: .* float32, rank 1 has bfloat16"),
+    "scale": ({"softmax_scale": 0.5}, r"softmax_scale: .* 0\.3535534, rank 1 has 0\.5"),
+    "softcap": ({"softcap": 3.0}, "softcap: .* 0, rank 1 has 3"),
+    "sink": ({"sink": torch.zeros(1, 4)}, "sink: .* none, rank 1 has 1 in layout sh"),
+    "max_logits": ({"return_max_logits": True}, "return_max_logits: .* False, rank 1 has True"),
+    "both": ({"softcap": 3.0, "return_max_logits": True}, "softcap: .*; in return_max_logits"),
+}
 
 
-def test_refusal_once_it_runs(ranks):
-    ranks.run(2, cases.refusal_once_it_runs)
+@over(2)
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_difference(group, name):
+    """A CommError on all ranks, at once; equal arguments run afterwards."""
+    odd, text = DIFFERENCES[name]
+    begin = time.monotonic()
+    refuses(_call(group, odd), CommError, "^ranks differ in .*" + text)
+    assert time.monotonic() - begin < SOON
+    assert _call(group, {})()[0].isfinite().all()
 
 
-@pytest.fixture(scope="module")
-def own_ranks():
-    """Ranks whose groups end with a failure."""
-    started = Ranks(2)
-    yield started
-    started.stop()
+@over(2)
+def test_nvlink_compares_a_groups_first_plan(group):
+    """Those behind it are compared by the GPUs."""
+    first_calls = first_calls_of(group)
+    first_calls.have_agreed, before = False, first_calls._round
+    for rows in (64, 96, 128):
+        ranges = AttnRanges.from_ranges([(0, rows)])
+        plan = api.Plan.from_ranges(
+            ranges, ranges, "causal", rows, cp_size=dist.get_world_size(group), num_heads_q=4,
+            num_heads_kv=2, head_dim=8,
+        )  # fmt: skip
+        bound = plan.bind(group)
+        bound.attention._named["transport"] = "nvlink"
+        q, k, v = (torch.ones(bound.local_rows, heads, 8) for heads in (4, 2, 2))
+        assert bound.calc_attn(q, k, v)[0].isfinite().all()
+        assert first_calls._round == before + 1
 
 
-@pytest.mark.parametrize("name", cases.DIFFERENCES)
-def test_later_difference(own_ranks, name):
-    own_ranks.run(2, cases.later_difference, name, "one")
+@over(2)
+def test_sinks_of_other_layouts(group):
+    key, q, k, v = key_and_rows(group)
+    is_per_row = dist.get_rank(group) == 0
+    sink = torch.zeros(q.shape[0], 2, 4) if is_per_row else torch.zeros(2, 4)
+    text = "sink: rank 0 has 2 in layout ssh, rank.* 2 in layout sh"
+    refuses(lambda: api.calc_attn(q, k, v, key, sink=sink), CommError, text)
+    sink = torch.zeros(1 + dist.get_rank(group), 4)
+    text = "sink: rank 0 has 1 in layout sh, rank 1 has 2 in layout sh"
+    refuses(lambda: api.calc_attn(q, k, v, key, sink=sink), CommError, text)
 
 
-def test_later_changes_of_all_ranks(own_ranks):
-    own_ranks.run(2, cases.later_difference, "scale", "all")
-    own_ranks.run(2, cases.later_agreement)
+@over(2, 4)
+def test_variables(group):
+    """Of the environment, as the ranks of a launcher may have them."""
+    rank = dist.get_rank(group)
+    for variable, value, other in (
+        ("MAGI_ATTENTION_PRECISION", "bf16", "None"),
+        ("MAGI_ATTENTION_DSINK_ALL_REDUCE_OP", "avg", "none"),
+    ):
+        with mock.patch.dict(os.environ, {variable: value} if rank == 0 else {}):
+            text = f"{variable}: rank 0 has .*, rank.* {other}"
+            refuses(_call(group, {}), CommError, text)
 
 
+@over(2, 4)
+def test_widths_and_plans(group):
+    """Ranks whose keys differ; both the plan and what differs in it are named."""
+    rank = dist.get_rank(group)
+    case = Case(rows=64, heads=(4, 2), head_dim=8 + 8 * (rank == 0))
+    key = make_key(dense.masks(64)["causal"], case, group)
+    q, k, v = (api.dispatch(t, key) for t in make_tensors(case)[:3])
+    refuses(lambda: api.calc_attn(q, k, v, key), CommError,
+            "plan: rank 0 has .*; in head_dim of q, v: rank 0 has 16, 16, rank.* 8, 8")  # fmt: skip
+
+
+@over(2, 4)
+def test_refusal(group):
+    """A rank that refuses its arguments, the first of two or the last of four, tells the others,
+    and the plan runs when all try again; so it does where the refusing rank tries again alone.
+    """
+    rank = dist.get_rank(group)
+    key, q, k, v = key_and_rows(group)
+    who = 0 if dist.get_world_size(group) == 2 else 3
+    for _ in range(3):
+        begin = time.monotonic()
+        if rank == who:
+            refuses(lambda: api.calc_attn(q[1:], k, v, key), ValueError, "q has .* rows; allowed")
+        else:
+            text = f"rank {who} refused its arguments before anything was sent: ValueError: q has"
+            refuses(lambda: api.calc_attn(q, k, v, key), CommError, text)
+        assert time.monotonic() - begin < SOON
+        dist.barrier(group)
+    wanted = api.calc_attn(q, k, v, key)[0]
+    for _ in range(3):
+        api.clear_cache(group)
+        again = make_key(dense.masks(64)["causal"], CASE, group)
+        dist.barrier(group)
+        if rank == who:
+            for _ in range(2):
+                refuses(lambda: api.calc_attn(q[1:], k, v, again), ValueError, "q has .* rows")
+        dist.barrier(group)  # the others come when the refusal is history
+        if rank == who:
+            refuses(lambda: api.calc_attn(q, k, v[1:], again), ValueError, "v has")
+            time.sleep(0.1)
+            found = api.calc_attn(q, k, v, again)[0]
+        else:
+            time.sleep(0.5)
+            found = api.calc_attn(q, k, v, again)[0]
+        assert torch.equal(found, wanted)
+
+
+@over(2)
+def test_refusal_once_it_runs(group):
+    """Ranks whose plan has run refuse by themselves; other options are compared, once."""
+    key, q, k, v = key_and_rows(group)
+    api.calc_attn(q, k, v, key)
+    compared = []
+    with mock.patch.object(first_calls_of(group), "compare", compared.append):
+        for softcap in (2.0, 0.0, 2.0):
+            api.calc_attn(q, k, v, key, softcap=softcap)
+            refuses(lambda: api.calc_attn(q, k[1:], v, key), ValueError, "k has")
+        api.calc_attn(q.bfloat16(), k.bfloat16(), v.bfloat16(), key)
+        api.calc_attn(q, k, v, key)
+    assert [(given["softcap"], given["dtype"]) for given in compared] == [
+        ("2", "float32"), ("0", "bfloat16"),
+    ]  # fmt: skip
+
+
+@over(2)
 @pytest.mark.parametrize("who", [0, 1])
-def test_later_refusal(own_ranks, who):
-    own_ranks.run(2, cases.later_refusal, who)
+def test_later_refusal(group, who: int):
+    """A rank that refuses a call of a plan that has run ends those who wait for its rows, at once;
+    what all have refused does not, however late one of them comes.
+    """
+    others, group = group, own_group(dist.get_process_group_ranks(group))
+    rank = dist.get_rank(group)
+    key, q, k, v = key_and_rows(group, "full")
+    for late in (who, 1 - who):
+        api.calc_attn(q, k, v, key)
+        for _ in range(2):
+            refuses(lambda: api.calc_attn(q, k[1:], v, key), ValueError, "k has")
+        if rank == late:
+            time.sleep(0.8)
+    api.calc_attn(q, k, v, key)
+    begin = time.monotonic()
+    if rank == who:
+        refuses(lambda: api.calc_attn(q, k[1:], v, key), ValueError, "k has")
+        time.sleep(1.5)
+        refuses(lambda: api.calc_attn(q, k, v, key), CommError, "aborted: rank")  # no row was sent
+    else:
+        text = f"rank {who} refused its arguments: ValueError: k has"
+        refuses(lambda: api.calc_attn(q, k, v, key), CommError, text)
+    # the group is over, for the rank that goes on as well
+    refuses(lambda: api.calc_attn(q, k, v, key), CommError, "aborted: rank")
+    assert time.monotonic() - begin < SOON
+    dist.barrier(others)
 
 
-def test_later_refusal_while_others_compare():
-    three = Ranks(3)  # all ranks of a world take part in making a group
-    for who in range(3):
-        three.run(3, cases.later_refusal_while_others_compare, who)
-    three.stop()
+@over(3)
+@pytest.mark.parametrize("who", [0, 2])
+def test_later_refusal_while_others_compare(group, who):
+    """A rank that refuses a call of a plan that has run, to which the others give new options:
+    they are told, at once and once, and all can call again.
+    """
+    others, group = group, own_group(dist.get_process_group_ranks(group))
+    rank = dist.get_rank(group)
+    key, q, k, v = key_and_rows(group, "full")
+    api.calc_attn(q, k, v, key)
+    for number in range(4):
+        given = {"softcap": 1.0 + number}
+        if number == 3:  # all refuse, which is news to nobody
+            refuses(lambda: api.calc_attn(q, k[1:], v, key, **given), ValueError, "k has")
+        else:
+            begin = time.monotonic()
+            time.sleep(0.3 * number * (rank == who))
+            if rank == who:
+                refuses(lambda: api.calc_attn(q, k[1:], v, key, **given), ValueError, "k has")
+            else:
+                text = f"rank {who} refused its arguments.*: ValueError: k has"
+                refuses(lambda: api.calc_attn(q, k, v, key, **given), CommError, text)
+            assert time.monotonic() - begin < SOON
+            dist.barrier(others)
+        if rank == who:
+            time.sleep(1.2 * (number != 1))
+        assert api.calc_attn(q, k, v, key, **given)[0].isfinite().all()
 
 
+@over(2)
+def test_later_refusal_without_padding(group):
+    """Rows without padding are refused as others are."""
+    group = own_group(dist.get_process_group_ranks(group))
+    case = replace(CASE, rows=61)
+    key, q, k, v = key_and_rows(group, "full", case)
+    api.calc_attn(q, k, v, key)
+    bound = api.dist_attn_runtime_dict_mgr.get(key).bound
+    num_valid = bound.rows.num_valid
+    begin = time.monotonic()
+    if num_valid < bound.local_rows:
+        given = q[:num_valid], k[1:], v[:num_valid], key
+        refuses(lambda: api.calc_attn(*given), ValueError, "k has")
+    else:
+        text = "refused its arguments: ValueError: k has"
+        refuses(lambda: api.calc_attn(q, k, v, key), CommError, text)
+    assert time.monotonic() - begin < SOON
+
+
+@over(2)
 @pytest.mark.parametrize("who", [0, 1])
-def test_later_abort(own_ranks, who):
-    own_ranks.run(2, cases.later_abort, who)
+def test_later_abort(group, who: int):
+    """A rank that fails within a call ends those who wait for its rows; a plan that is bound anew
+    runs.
+    """
+    others, group = group, own_group(dist.get_process_group_ranks(group))
+    key, q, k, v = key_and_rows(group, "full")
+    wanted = api.calc_attn(q, k, v, key)[0]
+    begin = time.monotonic()
+    if dist.get_rank(group) == who:
+        communicator = api.dist_attn_runtime_dict_mgr.get(key).bound.communicator
+        check(lib.magi_communicator_abort(communicator.address, b"a reason"))
+    refuses(lambda: api.calc_attn(q, k, v, key), CommError, f"rank {who} aborted: a reason")
+    assert time.monotonic() - begin < SOON
+    group = own_group(dist.get_process_group_ranks(others))
+    key = make_key(dense.masks(64)["full"], CASE, group)
+    assert torch.equal(api.calc_attn(q, k, v, key)[0], wanted)
 
 
-def test_later_refusal_without_padding(own_ranks):
-    own_ranks.run(2, cases.later_refusal_without_padding)
-
-
+@over(2)
 @pytest.mark.parametrize("who", [0, 1])
-def test_later_abort_after_a_plan_of_one_rank(own_ranks, who):
-    own_ranks.run(2, cases.later_abort_after_a_plan_of_one_rank, who)
+def test_later_abort_after_a_plan_of_one_rank(group, who: int):
+    """A rank may bind plans for itself, to look at them: the ranks find each other all the same."""
+    others, group = group, own_group(dist.get_process_group_ranks(group))
+    key, q, k, v = key_and_rows(group, "full")
+    plan = api.dist_attn_runtime_dict_mgr.get(key).bound.plan
+    if dist.get_rank(group) == who:
+        plan.bind(group)
+    bound = plan.bind(group)
+    bound.calc_attn(q, k, v)
+    begin = time.monotonic()
+    if dist.get_rank(group) == who:
+        check(lib.magi_communicator_abort(bound.communicator.address, b"a reason"))
+    refuses(lambda: bound.calc_attn(q, k, v), CommError, f"rank {who} aborted: a reason")
+    assert time.monotonic() - begin < SOON
+    dist.barrier(others)
 
 
-def test_compiled(ranks):
-    ranks.run(2, cases.compiled)
+@over(2)
+@pytest.mark.parametrize("name", [*DIFFERENCES, "all"])
+def test_later_difference(group, name):
+    """A CommError on all ranks, at once, where one changes what all had agreed on, or all do."""
+    group = own_group(dist.get_process_group_ranks(group))
+    for _ in range(2):
+        _call(group, {})()
+    rank = dist.get_rank(group)
+    begin = time.monotonic()
+    if name == "all":
+        given = {"softmax_scale": 0.25 + rank}
+        wanted = "softmax_scale: rank 0 has 0.25, rank 1 has 1.25"
+        refuses(lambda: _call(group, {})() and _changed(group, given), CommError, wanted)
+    else:
+        odd, text = DIFFERENCES[name]
+        refuses(_call(group, odd), CommError, "ranks differ in .*" + text)
+    assert time.monotonic() - begin < SOON
+
+
+def _changed(group, given: dict):
+    key, q, k, v = key_and_rows(group)
+    return api.calc_attn(q, k, v, key, **given)
+
+
+@over(2)
+def test_later_agreement(group):
+    """All ranks change their options, one of them late: no rank takes that for a difference."""
+    group = own_group(dist.get_process_group_ranks(group))
+    rank = dist.get_rank(group)
+    for number in range(6):
+        if rank == number % 2:
+            time.sleep(0.6)
+        assert _changed(group, {"softcap": 1.0 + number // 2})[0].isfinite().all()
+
+
+@over(2)
+def test_compiled(group):
+    """Operators compare as well."""
+    odd = {"softmax_scale": 0.5} if dist.get_rank(group) == 0 else {}
+    key, q, k, v = key_and_rows(group)
+    call = torch.compile(api.calc_attn, backend="aot_eager", fullgraph=True)
+    refuses(lambda: call(q, k, v, key, **odd), CommError, "^ranks differ in softmax_scale")
+    assert torch.equal(call(q, k, v, key)[0], api.calc_attn(q, k, v, key)[0])
 
 
 def rounds(size: int, body, seconds: float = 20) -> list:

@@ -3,24 +3,89 @@
 library calls: it reaches the caller, and no result is taken for a good one.
 """
 
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
 import pytest
 import torch
+import torch.distributed as dist
 
 import backend_cases
-import interrupt_cases
 from magi_attention import Plan, backends, masks
 from magi_attention._native.vtable import CAST, Communicator
-from ranks import Ranks
+from magi_attention.comm import process_group
+from magi_attention.config import DistAttnConfig
+from magi_attention.errors import CommError
+from ranks import over, own_group, refuses
+
+
+def _bound(group, work: str):
+    plan = Plan.from_mask(
+        masks.from_document_ids([0] * 64, causal=True), cp_size=2, num_heads_q=4, num_heads_kv=4,
+        head_dim=8, config=DistAttnConfig(work=work),
+    )  # fmt: skip
+    return plan.bind(group)
+
+
+def _interrupted_by(seconds: float, call) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    refuses(call, KeyboardInterrupt, "")
+    timer.join()
+
+
+@over(2)
+@pytest.mark.parametrize("work", ["keys", "queries"])
+def test_ranks_that_wait(group, work: str):
+    """The ranks are in step behind the call, forward and backward."""
+    bound = _bound(group, work)
+    generator = torch.Generator().manual_seed(1 + dist.get_rank(group))
+    q, k, v = (torch.randn(bound.local_rows, 4, 8, generator=generator) for _ in range(3))
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+
+    def results() -> list[torch.Tensor]:
+        out = bound.calc_attn(q, k, v)[0]
+        return [out, *torch.autograd.grad(out.sum(), (q, k, v))]
+
+    wanted = results()
+    for is_backward in (False, True):
+        out = bound.calc_attn(q, k, v)[0].sum() if is_backward else None
+
+        def call(out=out) -> None:
+            torch.autograd.grad(out, (q, k, v)) if out is not None else bound.calc_attn(q, k, v)
+
+        if dist.get_rank(group) == 0:
+            _interrupted_by(0.1, call)
+        else:
+            time.sleep(0.4)
+            call()
+        assert all(map(torch.equal, results(), wanted))
+
+
+@over(2)
+def test_ranks_that_wait_too_long(group):
+    """A rank that is given up for an interrupt tells the others, when they come."""
+    bound = _bound(own_group(dist.get_process_group_ranks(group)), "queries")
+    q = torch.ones(bound.local_rows, 4, 8)
+    bound.calc_attn(q, q, q)
+    kept, process_group._GRACE_TIME = process_group._GRACE_TIME, 0.1
+    try:
+        if dist.get_rank(group) == 0:
+            _interrupted_by(0.1, lambda: bound.calc_attn(q, q, q))
+        else:
+            time.sleep(1.0)
+            refuses(lambda: bound.calc_attn(q, q, q), CommError, "rank 0 aborted: interrupted")
+        dist.barrier(group)
+    finally:
+        process_group._GRACE_TIME = kept
+
 
 ENDS = pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
-
-
-@pytest.fixture(scope="module")
-def own_ranks():
-    """Ranks whose groups are over afterwards."""
-    started = Ranks(2)
-    yield started
-    started.stop()
 
 
 class Interrupted:
@@ -77,12 +142,3 @@ def test_in_a_backend(end, where):
             bound.calc_attn(q, k, v)[0].sum().backward()
     finally:
         backends.unregister(backend_cases.NAME)
-
-
-@pytest.mark.parametrize("work", ["keys", "queries"])
-def test_ranks_that_wait(own_ranks, work):
-    own_ranks.run(2, interrupt_cases.in_a_wait, work)
-
-
-def test_ranks_that_wait_too_long(own_ranks):
-    own_ranks.run(2, interrupt_cases.too_long)

@@ -3,10 +3,16 @@
 test_pipeline.py runs on fewer.
 """
 
+import json
+
 import pytest
 
+import dense
 import pipeline_cases as cases
-from pipeline_cases import Case
+from magi_attention import api
+from pipeline_cases import Case, make_key
+from ranks import over
+from test_keys import checked_under
 
 
 @pytest.mark.parametrize(
@@ -56,3 +62,26 @@ def test_data_and_context_parallel(eight_ranks, replicas):
 
 def test_training_of_replicas(eight_ranks):
     eight_ranks.run(8, cases.training_of_replicas, Case(rows=64, head_dim=8))
+
+
+@over(8, ranks="eight_ranks")
+def test_queries_by_node(group):
+    """Moving queries go by the nodes of a 2-D mesh, which the original refuses;
+    results and gradients are those of dense attention.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("inter", "intra"))
+    case, mask = Case(rows=512, heads=(8, 8)), dense.masks(512)["bi_causal_q_overlap"]
+    plain = make_key(mask, case, mesh)
+    names = {
+        "MAGI_ATTENTION_HIERARCHICAL_COMM": "1",
+        "MAGI_ATTENTION_QO_COMM": "1",
+    }
+    key, plan = checked_under(names, mask, case, mesh)
+    assert key.is_hierarchical_comm_enable and key.is_qo_comm_enable
+    hops = {role: hop for role, *_, hop, _ in plan["exchanges"]}
+    assert plan["config"]["devices_per_node"] == 4
+    assert hops[1] == hops[2] == hops[4] == 1  # queries, results, gradients of queries
+    alone = json.loads(api.dist_attn_runtime_dict_mgr[plain].plan.to_json())
+    assert not any(hop for *_, hop, _ in alone["exchanges"])

@@ -27,7 +27,6 @@ def by_torch(group, case: Case, block: int, name: str = "sdpa") -> None:
         del os.environ[PREFIX + "KERNEL_BACKEND"]
         torch_attention._BLOCK_ELEMENTS = kept
     assert make_key(mask, case, group)._local_shape.backend is None
-    api.clear_cache(group)
 
 
 def in_another_precision(group) -> None:
@@ -43,4 +42,3 @@ def in_another_precision(group) -> None:
             del os.environ[PREFIX + "KERNEL_BACKEND"], os.environ[PREFIX + "PRECISION"]
         wide = torch.float64 if precision == "fp64" else torch.float32
         assert out.dtype == torch.bfloat16 and meta.lse.dtype == wide
-    api.clear_cache(group)

@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 import dense
 import magi_attention
-from error_cases import refuses
 from magi_attention import api
 from magi_attention.compat.keys.lookup import runtime_of
 from pipeline_cases import Case, make_key, make_tensors
+from ranks import refuses
 
 
 def step(key, tensors) -> None:

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from transformers import Trainer, TrainingArguments
 
 import transformers_cases as models
-from error_cases import refuses
 from magi_attention import api
 from magi_attention.integrations.trainer import MagiCallback, MagiCollator, unpad, use
+from ranks import refuses
 
 STEPS = 4
 

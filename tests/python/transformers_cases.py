@@ -23,10 +23,10 @@ from transformers import (
 
 import dense
 import pipeline_cases
-from error_cases import refuses
 from magi_attention import Plan, api
 from magi_attention.common import AttnRange, AttnRanges
 from magi_attention.integrations.transformers import register, shard
+from ranks import refuses
 
 ROWS = 60
 BOUNDS = (0, 17, 18, 45, ROWS)
@@ -206,7 +206,6 @@ def over_keys(group) -> None:
         input_ids=ids, attention_mask=dense_mask(), use_cache=False
     ).logits
     assert (found - wanted[0]).abs().max() < 1e-9
-    api.clear_cache(group)
 
 
 def rows_from_the_end(group) -> None:
@@ -224,4 +223,3 @@ def plans_with_an_idle_rank(group) -> None:
     key = pipeline_cases.make_key(dense.masks(idle.rows)[idle.mask], idle, group)
     ids = torch.arange(idle.rows)
     refuses(lambda: shard(key, ids), ValueError, "the plan gives rank 2 no rows")
-    api.clear_cache(group)

@@ -330,4 +330,3 @@ def over_ranks(group, dtype: torch.dtype = torch.float64, is_exact: bool = True)
             check(call, given, is_exact)
         except Exception as error:
             raise AssertionError(f"{name}: {error}") from error
-    api.clear_cache(group)
