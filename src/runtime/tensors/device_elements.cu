@@ -66,30 +66,6 @@ __global__ __launch_bounds__(kThreads) void convert_kernel(const __grid_constant
   }
 }
 
-/// Copies any types and sizes, an element at a time.
-struct AnyConversion {
-  Rows source, target;
-  std::int64_t num_elements;
-  std::int64_t heads, dim;
-};
-
-template <typename Source, typename Target>
-__global__ __launch_bounds__(kThreads) void convert_any_kernel(
-    const __grid_constant__ AnyConversion job) {
-  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < job.num_elements;
-       i += step) {
-    const std::int64_t place = i % job.dim;
-    const std::int64_t head = i / job.dim % job.heads;
-    const std::int64_t row = i / job.dim / job.heads;
-    const auto* source = reinterpret_cast<const Source*>(
-        job.source.data + row * job.source.row_stride + head * job.source.head_stride);
-    auto* target = reinterpret_cast<Target*>(job.target.data + row * job.target.row_stride +
-                                             head * job.target.head_stride);
-    target[place] = static_cast<Target>(source[place]);
-  }
-}
-
 template <typename Element>
 __global__ __launch_bounds__(kThreads) void fill_kernel(Element* values, std::int64_t count,
                                                         Element value) {
@@ -97,6 +73,7 @@ __global__ __launch_bounds__(kThreads) void fill_kernel(Element* values, std::in
   if (i < count) values[i] = value;
 }
 
+/// A copy of tensors with any strides.
 struct Copy {
   const std::byte* source;
   std::byte* target;
@@ -106,7 +83,7 @@ struct Copy {
   std::int64_t target_stride[kMaxTensorRank];
 };
 
-template <typename Unit>
+template <typename Source, typename Target>
 __global__ __launch_bounds__(kThreads) void copy_kernel(const __grid_constant__ Copy job,
                                                         std::int64_t num_units) {
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
@@ -125,7 +102,8 @@ __global__ __launch_bounds__(kThreads) void copy_kernel(const __grid_constant__ 
     }
     from += rest * job.source_stride[0];
     to += rest * job.target_stride[0];
-    *reinterpret_cast<Unit*>(job.target + to) = *reinterpret_cast<const Unit*>(job.source + from);
+    *reinterpret_cast<Target*>(job.target + to) =
+        static_cast<Target>(*reinterpret_cast<const Source*>(job.source + from));
   }
 }
 
@@ -139,6 +117,15 @@ bool has_units(const TensorView& tensor, std::int64_t unit_bytes) {
          is_multiple(tensor.stride[2] * element);
 }
 
+/// A tensor [a, b, c] as [1, a, b, c].
+TensorView with_four_axes(const TensorView& tensor) {
+  TensorView view = tensor;
+  view.rank = kMaxTensorRank;
+  view.shape = {1, tensor.shape[0], tensor.shape[1], tensor.shape[2]};
+  view.stride = {0, tensor.stride[0], tensor.stride[1], tensor.stride[2]};
+  return view;
+}
+
 Rows rows_of(const TensorView& tensor) {
   const auto element = static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
   return {static_cast<std::byte*>(tensor.data), tensor.stride[0] * element,
@@ -147,15 +134,6 @@ Rows rows_of(const TensorView& tensor) {
 
 unsigned num_blocks(std::int64_t count) {
   return static_cast<unsigned>(ceil_div(count, std::int64_t{kThreads}));
-}
-
-/// Whether rows of heads can be read, or written, in units of kUnit elements.
-bool has_units(const TensorView& tensor) {
-  const auto unit_bytes = kUnit * static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
-  const Rows rows = rows_of(tensor);
-  return tensor.shape[2] % kUnit == 0 && rows.row_stride % unit_bytes == 0 &&
-         rows.head_stride % unit_bytes == 0 &&
-         reinterpret_cast<std::uintptr_t>(rows.data) % static_cast<std::uintptr_t>(unit_bytes) == 0;
 }
 
 cudaStream_t queue_of(void* stream) { return static_cast<cudaStream_t>(stream); }
@@ -176,18 +154,36 @@ void with_element(DType dtype, const Body& body) {
   }
 }
 
+/// target = source, both [a, b, c, d], in units of so many elements of the last axis.
+template <typename Source, typename Target>
+void launch_copy(const TensorView& source, const TensorView& target, std::int64_t unit_elements,
+                 cudaStream_t stream) {
+  Copy job{.source = static_cast<const std::byte*>(source.data),
+           .target = static_cast<std::byte*>(target.data),
+           .shape = {},
+           .source_stride = {},
+           .target_stride = {}};
+  const auto source_bytes = static_cast<std::int64_t>(dtype_bytes(source.dtype));
+  const auto target_bytes = static_cast<std::int64_t>(dtype_bytes(target.dtype));
+  std::int64_t num_units = 1;
+  for (std::size_t axis = 0; axis < kMaxTensorRank; ++axis) {
+    const std::int64_t unit = axis + 1 == kMaxTensorRank ? unit_elements : 1;
+    job.shape[axis] = source.shape[axis] / unit;
+    job.source_stride[axis] = source.stride[axis] * unit * source_bytes;
+    job.target_stride[axis] = target.stride[axis] * unit * target_bytes;
+    num_units *= job.shape[axis];
+  }
+  if (num_units == 0) return;
+  const unsigned blocks = std::min(num_blocks(num_units), unsigned{kMaxBlocks});
+  copy_kernel<Source, Target><<<blocks, kThreads, 0, stream>>>(job, num_units);
+  cuda_check(cudaGetLastError(), "copy_kernel");
+}
+
 template <typename Source>
 void convert_any(const TensorView& source, const TensorView& target, cudaStream_t stream) {
-  const AnyConversion job{.source = rows_of(source),
-                          .target = rows_of(target),
-                          .num_elements = source.num_elements(),
-                          .heads = source.shape[1],
-                          .dim = source.shape[2]};
-  const unsigned blocks = std::min(num_blocks(job.num_elements), unsigned{kMaxBlocks});
   with_element(target.dtype, [&]<typename Target>(Target /*of the type that is stored*/) {
-    convert_any_kernel<Source, Target><<<blocks, kThreads, 0, stream>>>(job);
+    launch_copy<Source, Target>(with_four_axes(source), with_four_axes(target), 1, stream);
   });
-  cuda_check(cudaGetLastError(), "convert_any_kernel");
 }
 
 }  // namespace
@@ -198,7 +194,11 @@ void convert_device_elements(const TensorView& source, const TensorView& target,
   const cudaStream_t queue = queue_of(stream);
   if (source.dtype == DType::Float64) return convert_any<double>(source, target, queue);
   MAGI_CHECK(source.dtype == DType::Float32);
-  if (target.dtype == DType::Float64 || !has_units(source) || !has_units(target)) {
+  const auto has_fours = [](const TensorView& tensor) {
+    return has_units(with_four_axes(tensor),
+                     kUnit * static_cast<std::int64_t>(dtype_bytes(tensor.dtype)));
+  };
+  if (target.dtype == DType::Float64 || !has_fours(source) || !has_fours(target)) {
     return convert_any<float>(source, target, queue);
   }
   const auto head_units = static_cast<int>(source.shape[2] / kUnit);
@@ -218,44 +218,20 @@ void convert_device_elements(const TensorView& source, const TensorView& target,
 
 void copy_device_elements(const TensorView& source, const TensorView& target, void* stream) {
   MAGI_CHECK(source.rank == kMaxTensorRank && source.dtype == target.dtype);
-  const auto element = static_cast<std::int64_t>(dtype_bytes(source.dtype));
-  constexpr std::int64_t kWide = sizeof(uint4);
-  const bool is_wide = has_units(source, kWide) && has_units(target, kWide);
-  const std::int64_t unit = is_wide ? kWide : element;
-  Copy job{.source = static_cast<const std::byte*>(source.data),
-           .target = static_cast<std::byte*>(target.data),
-           .shape = {},
-           .source_stride = {},
-           .target_stride = {}};
-  std::int64_t num_units = 1;
-  for (std::size_t axis = 0; axis < kMaxTensorRank; ++axis) {
-    const bool is_last = axis + 1 == kMaxTensorRank;
-    job.shape[axis] = is_last && is_wide ? source.shape[axis] * element / unit : source.shape[axis];
-    job.source_stride[axis] = is_last && is_wide ? unit : source.stride[axis] * element;
-    job.target_stride[axis] = is_last && is_wide ? unit : target.stride[axis] * element;
-    num_units *= job.shape[axis];
-  }
-  if (num_units == 0) return;
   const DeviceScope scope(target.device);
-  const std::int64_t blocks = std::min<std::int64_t>(num_blocks(num_units), kMaxBlocks);
-  const auto run = [&]<typename Unit>(Unit /*of what is copied at once*/) {
-    copy_kernel<Unit>
-        <<<static_cast<unsigned>(blocks), kThreads, 0, queue_of(stream)>>>(job, num_units);
+  const auto element = static_cast<std::int64_t>(dtype_bytes(source.dtype));
+  const auto copy = [&]<typename Unit>(Unit /*of what is copied at once*/) {
+    launch_copy<Unit, Unit>(source, target, std::int64_t{sizeof(Unit)} / element, queue_of(stream));
   };
-  switch (unit) {
-    case 16:
-      run(uint4{});
-      break;
+  if (has_units(source, sizeof(uint4)) && has_units(target, sizeof(uint4))) return copy(uint4{});
+  switch (element) {
     case 8:
-      run(std::uint64_t{});
-      break;
+      return copy(std::uint64_t{});
     case 4:
-      run(std::uint32_t{});
-      break;
+      return copy(std::uint32_t{});
     default:
-      run(std::uint16_t{});
+      return copy(std::uint16_t{});
   }
-  cuda_check(cudaGetLastError(), "copy_kernel");
 }
 
 void fill_device_elements(const TensorView& target, std::uint64_t bits, void* stream) {
