@@ -6,25 +6,18 @@
 namespace magi {
 namespace {
 
-/// [shares, rows, heads of a share, dim] of a tensor [rows, heads, dim] or [rows, heads].
-TensorView by_share(const TensorView& tensor, std::int32_t num_shares) {
+/// [shares, rows, heads of a share, dim] of a tensor [rows, heads, dim] or [rows, heads]; or of one
+/// of per-share rows, less those that fill up a short last chunk.
+TensorView by_share(const TensorView& tensor, std::int32_t num_shares, std::int64_t num_rows,
+                    bool is_flat) {
+  const std::int64_t heads = is_flat ? tensor.shape[1] : tensor.shape[1] / num_shares;
+  const std::int64_t share_stride =
+      is_flat ? tensor.shape[0] / num_shares * tensor.stride[0] : heads * tensor.stride[1];
+  const bool has_dim = tensor.rank > 2;
   TensorView view = tensor;
-  const std::int64_t heads = tensor.shape[1] / num_shares;
   view.rank = 4;
-  view.shape = {num_shares, tensor.shape[0], heads, tensor.rank > 2 ? tensor.shape[2] : 1};
-  view.stride = {heads * tensor.stride[1], tensor.stride[0], tensor.stride[1],
-                 tensor.rank > 2 ? tensor.stride[2] : 1};
-  return view;
-}
-
-/// The same of a tensor of per-share rows, less the rows that fill up a short last chunk.
-TensorView flat_by_share(const TensorView& flat, std::int32_t num_shares, std::int64_t rows) {
-  TensorView view = flat;
-  const std::int64_t rows_per_share = flat.shape[0] / num_shares;
-  view.rank = 4;
-  view.shape = {num_shares, rows, flat.shape[1], flat.rank > 2 ? flat.shape[2] : 1};
-  view.stride = {rows_per_share * flat.stride[0], flat.stride[0], flat.stride[1],
-                 flat.rank > 2 ? flat.stride[2] : 1};
+  view.shape = {num_shares, num_rows, heads, has_dim ? tensor.shape[2] : 1};
+  view.stride = {share_stride, tensor.stride[0], tensor.stride[1], has_dim ? tensor.stride[2] : 1};
   return view;
 }
 
@@ -33,19 +26,14 @@ TensorView flat_by_share(const TensorView& flat, std::int32_t num_shares, std::i
 TensorView flat_shape(const TensorView& tensor, const HeadShares& shares,
                       std::int32_t rows_per_share) {
   if (!is_given(tensor)) return tensor;
-  const std::int64_t rows = std::int64_t{shares.count} * rows_per_share;
-  const std::int64_t heads = tensor.shape[1] / shares.count;
-  TensorView flat = tensor.rank > 2
-                        ? contiguous_view(tensor.data, tensor.dtype, {rows, heads, tensor.shape[2]})
-                        : contiguous_view(tensor.data, tensor.dtype, {rows, heads});
-  flat.device = tensor.device;
-  return flat;
-}
-
-TensorView lend_flat(const TensorView& shape, StepMemory& memory) {
-  TensorView flat = memory.lend(
-      shape.dtype, {shape.shape[0], shape.shape[1], shape.rank > 2 ? shape.shape[2] : 1});
-  flat.rank = shape.rank;
+  TensorView flat = tensor;
+  flat.shape[0] = std::int64_t{shares.count} * rows_per_share;
+  flat.shape[1] /= shares.count;
+  std::int64_t stride = 1;
+  for (auto axis = static_cast<std::size_t>(flat.rank); axis-- > 0;) {
+    flat.stride[axis] = stride;
+    stride *= flat.shape[axis];
+  }
   return flat;
 }
 
@@ -59,7 +47,8 @@ void copy_in(StepCall& call, const TensorView& given, const TensorView& flat) {
        end += rows_per_share) {
     clear_elements(flat.slice(0, end - rows_per_share + rows, end), call.stream);
   }
-  copy_elements(by_share(given, num_shares), flat_by_share(flat, num_shares, rows), call.stream);
+  copy_elements(by_share(given, num_shares, rows, false), by_share(flat, num_shares, rows, true),
+                call.stream);
 }
 
 }  // namespace
@@ -83,8 +72,9 @@ void FlatTensors::fill() {
     const auto role = static_cast<Role>(r);
     for (std::size_t i = 0; i < given_[r].size(); ++i) {
       if (!is_given(given_[r][i])) continue;
-      flat_[r][i] = lend_flat(flat_[r][i], call_.memory);
-      if (!is_returning(role)) copy_in(call_, given_[r][i], flat_[r][i]);
+      TensorView& flat = flat_[r][i];
+      flat.data = call_.memory.lend(flat.dtype, {flat.num_elements()}).data;
+      if (!is_returning(role)) copy_in(call_, given_[r][i], flat);
     }
     call_.set_own(role, flat_[r]);
   }
@@ -96,8 +86,8 @@ void FlatTensors::give() const {
     if (!is_returning(static_cast<Role>(r))) continue;
     for (std::size_t i = 0; i < given_[r].size(); ++i) {
       const TensorView& given = given_[r][i];
-      copy_elements(flat_by_share(flat_[r][i], num_shares, given.shape[0]),
-                    by_share(given, num_shares), call_.stream);
+      copy_elements(by_share(flat_[r][i], num_shares, given.shape[0], true),
+                    by_share(given, num_shares, given.shape[0], false), call_.stream);
     }
   }
 }
