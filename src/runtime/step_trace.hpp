@@ -12,34 +12,22 @@
 namespace magi {
 
 /// The notes of what a rank's host did of its calls' steps, while a trace is on.
-class StepTrace {
- public:
-  void start() {
-    spans_.clear();
-    num_calls_ = 0;
-    is_on_ = true;
-  }
-  std::vector<StepSpan> stop() {
-    is_on_ = false;
-    return std::exchange(spans_, {});
-  }
-  bool is_on() const { return is_on_; }
-  std::int32_t next_call() { return num_calls_++; }
-  void add(const StepSpan& span) { spans_.push_back(span); }
+struct StepTrace {
+  void start() { *this = {.is_on = true}; }
+  std::vector<StepSpan> stop() { return std::exchange(*this, {}).spans; }
 
- private:
-  std::vector<StepSpan> spans_;
-  std::int32_t num_calls_ = 0;
-  bool is_on_ = false;
+  bool is_on = false;
+  std::int32_t num_calls = 0;
+  std::vector<StepSpan> spans = {};
 };
 
 /// The place where the spans of one call go; nowhere if the trace is off as the call begins.
 class CallTrace {
  public:
   CallTrace(StepTrace& trace, Pass pass)
-      : trace_(trace.is_on() ? &trace : nullptr),
+      : trace_(trace.is_on ? &trace : nullptr),
         is_backward_(pass == Pass::Backward),
-        call_(trace_ != nullptr ? trace.next_call() : 0) {}
+        call_(trace.is_on ? trace.num_calls++ : 0) {}
 
   /// Runs `body` as a span: of the pass (step -1), of a step of its list, or of a wait for one.
   template <typename Body>
@@ -47,19 +35,18 @@ class CallTrace {
     if (trace_ == nullptr) return body();
     const std::int64_t begin_ns = now_ns();
     body();
-    trace_->add({.kind = kind,
-                 .is_backward = is_backward_,
-                 .call = call_,
-                 .step = static_cast<std::int32_t>(step),
-                 .begin_ns = begin_ns,
-                 .end_ns = now_ns()});
+    trace_->spans.push_back({.kind = kind,
+                             .is_backward = is_backward_,
+                             .call = call_,
+                             .step = static_cast<std::int32_t>(step),
+                             .begin_ns = begin_ns,
+                             .end_ns = now_ns()});
   }
 
  private:
   static std::int64_t now_ns() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(
-               std::chrono::steady_clock::now().time_since_epoch())
-        .count();
+    using std::chrono::steady_clock;
+    return std::chrono::nanoseconds(steady_clock::now().time_since_epoch()).count();
   }
 
   StepTrace* trace_;
