@@ -57,11 +57,6 @@ bool BackwardSums::adds_to_keys(const AttendCall& attend) {
   return is_adding;
 }
 
-void BackwardSums::write_idle(const AttendCall& attend) {
-  if (attend.share > 0) return;
-  clear_elements(call_.tensors(Role::QueryGradients, -1, attend.attend.heads)[0], call_.stream);
-}
-
 BackwardArgs BackwardSums::args_of(const AttendCall& attend) {
   const Attend& what = attend.attend;
   const TensorGroup queries = call_.tensors(Role::Queries, attend);

@@ -20,9 +20,6 @@ class BackwardSums {
   /// their gradients, later ones add to them. The first of the own queries gives the sink's
   /// gradient, which needs no key.
   BackwardArgs args_of(const AttendCall& attend);
-  /// Leaves 0 as dq of own queries that see no keys and no sink: of all shares with the first
-  /// one's.
-  void write_idle(const AttendCall& attend);
   /// Before key gradients go back: clears those that no attention call has written, at both ends.
   void complete(const Exchange& exchange);
   /// After an exchange has brought keys: sums of own keys that it copied begin in its segment.

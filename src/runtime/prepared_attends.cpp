@@ -2,6 +2,9 @@
 #include "runtime/prepared_attends.hpp"
 
 #include <cmath>
+#include <string>
+
+#include "kernels/check/check_limits.hpp"
 
 namespace magi {
 namespace {
@@ -29,15 +32,20 @@ const PreparedAttends<Prepared>& find_or_prepare(std::map<Kind, PreparedAttends<
 
 }  // namespace
 
-AttendCache::AttendCache(const RankSteps& steps, const AttentionBackend& backend,
-                         std::int32_t device, std::int32_t exchange_sms,
-                         const comm::PeerExchanger* peers)
+AttendCache::AttendCache(const RankSteps& steps, const AttentionOptions& options,
+                         std::int32_t device, const comm::PeerExchanger* peers)
     : steps_(steps),
-      backend_(backend),
+      backend_(find_backend(options.backend, device)),
       device_(device),
-      exchange_sms_(exchange_sms),
+      exchange_sms_(options.exchange_sms),
       peers_(peers),
-      takes_in_flight_(peers != nullptr && backend.takes_in_flight_keys() && steps.is_arrival()) {}
+      takes_in_flight_(peers != nullptr && backend_->takes_in_flight_keys() && steps.is_arrival()) {
+  const PlanConfig& config = steps.plan.config;
+  const std::string where = device == kCpuDevice ? "" : "on a GPU ";
+  const AttentionLimits& limits = backend_->limits();
+  check_head_dim(limits.dim_qk, "plan.config.head_dim_qk", config.head_dim_qk, where);
+  check_head_dim(limits.dim_v, "plan.config.head_dim_v", config.head_dim_v, where);
+}
 
 InFlightKeys AttendCache::in_flight_keys(std::int32_t own_rows) const {
   const AttendCall& call = steps_.attends.front();
@@ -84,9 +92,9 @@ const PreparedAttends<PreparedForward>& AttendCache::forward(const PassArgs& arg
   return find_or_prepare(forwards_, type, steps_, [&](const AttendCall& call) {
     const auto shapes = shapes_of<ForwardArgs>(call, type);
     const ForwardTuning tuning{.sm_margin = call.is_beside_exchange ? exchange_sms_ : 0};
-    if (!takes_in_flight_) return backend_.prepare_forward(shapes, tuning);
-    return backend_.prepare_in_flight_forward(shapes, tuning,
-                                              in_flight_keys(steps_.rows_of_keys(call).own.end));
+    if (!takes_in_flight_) return backend_->prepare_forward(shapes, tuning);
+    return backend_->prepare_in_flight_forward(shapes, tuning,
+                                               in_flight_keys(steps_.rows_of_keys(call).own.end));
   });
 }
 
@@ -99,11 +107,11 @@ const PreparedAttends<PreparedBackward>& AttendCache::backward(const PassArgs& a
                                 .is_deterministic = !is_fast};
     auto shapes = shapes_of<BackwardArgs>(call, type);
     shapes.dout = without_data(dout_type, call.q_rows, call.q_heads, steps_.plan.config.head_dim_v);
-    if (!takes_in_flight_) return backend_.prepare_backward(shapes, tuning);
+    if (!takes_in_flight_) return backend_->prepare_backward(shapes, tuning);
     // What prepares the backward takes longer than the keys do: waiting in its items costs more.
     InFlightKeys coming = in_flight_keys(0);
     coming.is_awaited = true;
-    return backend_.prepare_in_flight_backward(shapes, tuning, coming);
+    return backend_->prepare_in_flight_backward(shapes, tuning, coming);
   });
 }
 

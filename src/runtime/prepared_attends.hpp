@@ -22,11 +22,12 @@ using PreparedAttends = std::vector<std::shared_ptr<const Prepared>>;
 /// tensors. The first call of a kind prepares, which may block.
 class AttendCache {
  public:
-  /// `exchange_sms`: multiprocessors that attends leave to exchanges under way; `peers` tells how
-  /// keys arrive, whose tables it was given (prepare), or is null.
-  AttendCache(const RankSteps& steps, const AttentionBackend& backend, std::int32_t device,
-              std::int32_t exchange_sms, const comm::PeerExchanger* peers);
+  /// `peers` tells how keys arrive, whose tables it was given (prepare), or is null. Throws
+  /// InvalidArgument where the backend or the plan's head dims do not suit the device.
+  AttendCache(const RankSteps& steps, const AttentionOptions& options, std::int32_t device,
+              const comm::PeerExchanger* peers);
 
+  const AttentionBackend& backend() const { return *backend_; }
   /// Whether the rank's one attention call begins while its keys come (RankSteps::is_arrival).
   bool takes_in_flight_keys() const { return takes_in_flight_; }
 
@@ -45,9 +46,9 @@ class AttendCache {
   InFlightKeys in_flight_keys(std::int32_t own_rows) const;
 
   const RankSteps& steps_;
-  const AttentionBackend& backend_;
+  std::shared_ptr<const AttentionBackend> backend_;
   std::int32_t device_;
-  std::int32_t exchange_sms_;
+  std::int32_t exchange_sms_;  ///< that attends leave to exchanges under way
   const comm::PeerExchanger* peers_;
   bool takes_in_flight_ = false;
   std::map<DType, PreparedAttends<PreparedForward>> forwards_;

@@ -178,19 +178,6 @@ bool is_alike(const AttendCall& a, const AttendCall& b) {
          a.is_beside_in_backward == b.is_beside_in_backward;
 }
 
-/// The calls of a step that is an attention call.
-std::span<AttendCall> calls_in(RankSteps& steps, const Step& step) {
-  const Range calls = steps.calls_of[static_cast<std::size_t>(step.index)];
-  return std::span(steps.attends)
-      .subspan(static_cast<std::size_t>(calls.begin), static_cast<std::size_t>(calls.size()));
-}
-
-bool awaits_exchange(std::span<const Step> steps, const Step& step) {
-  return std::ranges::any_of(step.after, [steps](std::int32_t before) {
-    return before >= 0 && steps[static_cast<std::size_t>(before)].kind == StepKind::Exchange;
-  });
-}
-
 }  // namespace
 
 SegmentRows::SegmentRows(const SegmentPlace& place, const RowExchange& exchange,
@@ -252,8 +239,8 @@ RankSteps::RankSteps(const Plan& given, std::int32_t rank, const HeadShares& hea
       k_segments(make_segments(given, rank, Space::Keys)),
       whole_(given, shares.count) {
   for (const Attend& attend : own.attends) add_calls(attend);
-  mark_forward();
-  mark_backward();
+  mark(Pass::Forward);
+  mark(Pass::Backward);
   for (std::size_t a = 0; a < attends.size(); ++a) {
     const auto is_like_this = [&](const AttendCall& call) { return is_alike(call, attends[a]); };
     const auto first = std::ranges::find_if(attends, is_like_this);
@@ -270,28 +257,27 @@ RankSteps::RankSteps(const Plan& given, std::int32_t rank, const HeadShares& hea
   if (!attends.empty() && attends.front().queries >= 0) ++num_results;
 }
 
-void RankSteps::mark_forward() {
-  bool is_awaited = false;  // by an attention call behind the one in hand
-  for (auto step = own.forward.rbegin(); step != own.forward.rend(); ++step) {
-    if (step->kind != StepKind::Attend) continue;
-    for (AttendCall& call : calls_in(*this, *step)) call.is_beside_exchange = is_awaited;
-    is_awaited = is_awaited || awaits_exchange(own.forward, *step);
-  }
-}
-
-void RankSteps::mark_backward() {
-  const std::vector<Step>& list = own.backward;
+void RankSteps::mark(Pass pass) {
+  const bool is_forward = pass == Pass::Forward;
+  const std::vector<Step>& list = is_forward ? own.forward : own.backward;
   std::vector<bool> is_under_way(list.size());
   for (std::size_t s = 0; s < list.size(); ++s) {
     for (const std::int32_t before : list[s].after) {
       if (before >= 0) is_under_way[static_cast<std::size_t>(before)] = false;
     }
     if (list[s].kind == StepKind::Exchange) {
-      is_under_way[s] = true;
+      const auto awaits = [s](const Step& step) {
+        return std::ranges::find(step.after, static_cast<std::int32_t>(s)) != step.after.end();
+      };
+      is_under_way[s] = !is_forward || std::ranges::any_of(list, awaits);
       continue;
     }
     const bool is_beside = std::ranges::find(is_under_way, true) != is_under_way.end();
-    for (AttendCall& call : calls_in(*this, list[s])) call.is_beside_in_backward = is_beside;
+    const Range calls = calls_of[static_cast<std::size_t>(list[s].index)];
+    for (std::int32_t c = calls.begin; c < calls.end; ++c) {
+      AttendCall& call = attends[static_cast<std::size_t>(c)];
+      (is_forward ? call.is_beside_exchange : call.is_beside_in_backward) = is_beside;
+    }
   }
 }
 
@@ -342,10 +328,6 @@ bool RankSteps::is_arrival() const {
   return needed.num_rows > 0 && needed.num_own_rows == rows.own.size() && rows.own.begin == 0;
 }
 
-bool RankSteps::has_ways_by_node() const {
-  return std::ranges::any_of(plan.exchanges, [](const Exchange& e) { return e.hop != 0; });
-}
-
 bool RankSteps::has_work_beside_exchange() const {
   return std::ranges::any_of(attends, [](const AttendCall& call) {
     return !call.slices.empty() && (call.is_beside_exchange || call.is_beside_in_backward);
@@ -368,20 +350,9 @@ std::int32_t RankSteps::filling_exchange(Space space, std::int32_t segment, Rang
   return static_cast<std::int32_t>(found - plan.exchanges.begin());
 }
 
-Range RankSteps::heads_within(std::int32_t exchange, Range heads) const {
-  if (exchange < 0) return heads;
-  const std::int32_t first = plan.exchanges[static_cast<std::size_t>(exchange)].heads.begin;
-  return {heads.begin - first, heads.end - first};
-}
-
 Range RankSteps::all_q_heads(const AttendCall& call) const {
   const std::int32_t first = call.share * plan.config.num_heads_q;
   return {first + call.q_heads.begin, first + call.q_heads.end};
-}
-
-Range RankSteps::given_rows(const AttendCall& call) const {
-  const std::int32_t first = call.share * shares.rows_per_share_q;
-  return {call.q_rows.begin - first, call.q_rows.end - first};
 }
 
 Range RankSteps::q_heads(Range heads) const {

@@ -100,20 +100,14 @@ struct RankSteps {
   }
   /// Whether attends that see keys run while rows are under way.
   bool has_work_beside_exchange() const;
-  /// Whether some rows go by node.
-  bool has_ways_by_node() const;
   /// Query heads that read kv heads `heads`, counted as those are.
   Range q_heads(Range heads) const;
   /// Whether a segment holds a copy of all own keys: gradients of own keys are summed there.
   bool is_own_keys_copied() const;
   /// The exchange that fills the segment of `space` for all of kv heads `heads`; -1: own rows.
   std::int32_t filling_exchange(Space space, std::int32_t segment, Range heads) const;
-  /// kv heads `heads` counted from the first that `exchange` brings; of own rows all are there.
-  Range heads_within(std::int32_t exchange, Range heads) const;
   /// Query heads of a call among those of all shares.
   Range all_q_heads(const AttendCall& call) const;
-  /// Rows of the caller's own tensors that a call of own queries works on.
-  Range given_rows(const AttendCall& call) const;
 
   const Plan& plan;
   const RankPlan& own;
@@ -128,10 +122,9 @@ struct RankSteps {
 
  private:
   void add_calls(const Attend& attend);
-  /// The first says which attention calls have exchanges beside them in the forward, the second in
-  /// the backward.
-  void mark_forward();
-  void mark_backward();
+  /// Says which attention calls have exchanges beside them. In the forward such count alone that
+  /// attention calls wait for: results go back at its end.
+  void mark(Pass pass);
 
   planner::WholeReturns whole_;
 };

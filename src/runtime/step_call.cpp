@@ -30,12 +30,6 @@ TensorGroup slice_all(TensorGroup group, std::int32_t axis, Range range) {
 /// Rows of a tensor that kernels load whole begin at multiples of so many bytes.
 constexpr std::size_t kRowAlignment = 16;
 
-std::int64_t row_elements(std::span<const TensorView> tensors) {
-  std::int64_t elements = 0;
-  for (const TensorView& t : tensors) elements += is_given(t) ? row_elements(t) : 0;
-  return elements;
-}
-
 double softmax_scale_of(const AttentionParams& params, std::int32_t head_dim) {
   return params.softmax_scale != 0.0 ? params.softmax_scale
                                      : 1.0 / std::sqrt(static_cast<double>(head_dim));
@@ -63,6 +57,12 @@ std::uint64_t pack_options(const RankSteps& steps, const StepMemory& memory, con
 }
 
 }  // namespace
+
+std::int64_t row_elements(std::span<const TensorView> tensors) {
+  std::int64_t elements = 0;
+  for (const TensorView& t : tensors) elements += is_given(t) ? row_elements(t) : 0;
+  return elements;
+}
 
 StepCall::StepCall(const RankSteps& rank_steps, StepMemory& step_memory, const PassArgs& pass_args,
                    void* step_stream, StepTrace& step_trace)
@@ -125,8 +125,8 @@ comm::EveryonesRows StepCall::rows_of_everyone(const Exchange& exchange) const {
   };
 }
 
-comm::PassStart StepCall::make_pass_start() const {
-  std::int64_t most_bytes = 0;
+void StepCall::prepare_pass() {
+  std::int64_t& most_bytes = pass_start_.most_bytes;
   for (const Step& step : list_) {
     if (step.kind != StepKind::Exchange) continue;
     const Exchange& exchange = exchange_of(step);
@@ -149,13 +149,10 @@ comm::PassStart StepCall::make_pass_start() const {
                    kAlignment);
     }
   }
-  const std::uint64_t digest =
-      mix(mix(steps.plan.digest + static_cast<std::uint64_t>(args.pass), options_),
-          static_cast<std::uint64_t>(most_bytes));
-  return {.most_bytes = most_bytes, .digest = digest, .is_first = memory.is_first_pass()};
+  pass_start_.digest = mix(mix(steps.plan.digest + static_cast<std::uint64_t>(args.pass), options_),
+                           static_cast<std::uint64_t>(most_bytes));
+  pass_start_.is_first = memory.is_first_pass();
 }
-
-void StepCall::prepare_pass() { pass_start_ = make_pass_start(); }
 
 void StepCall::check_pass() {
   if (memory.peers() != nullptr) memory.peers()->check_pass(pass_start_, stream);
@@ -167,7 +164,10 @@ void StepCall::begin_pass() {
 }
 
 TensorGroup StepCall::tensors(Role role, std::int32_t exchange, Range heads) const {
-  const Range within = steps.heads_within(exchange, heads);
+  // Of an exchange those are there that it brings.
+  const std::int32_t first =
+      exchange < 0 ? 0 : steps.plan.exchanges[static_cast<std::size_t>(exchange)].heads.begin;
+  const Range within{heads.begin - first, heads.end - first};
   return slice_all(roles_[static_cast<std::size_t>(role)][segment_of(exchange)], 1,
                    space_of(role) == Space::Queries ? steps.q_heads(within) : within);
 }
@@ -181,8 +181,9 @@ TensorGroup StepCall::tensors(Role role, const AttendCall& attend) const {
 TensorView StepCall::sink_of(const TensorView& sink, const AttendCall& attend) const {
   if (!is_given(sink)) return sink;
   const Range heads = steps.all_q_heads(attend);
-  const Range rows = steps.given_rows(attend);
-  const TensorView of_rows = sink.rank > 2 ? sink.slice(0, rows.begin, rows.end) : sink;
+  const std::int32_t first = attend.share * steps.shares.rows_per_share_q;
+  const TensorView of_rows =
+      sink.rank > 2 ? sink.slice(0, attend.q_rows.begin - first, attend.q_rows.end - first) : sink;
   return of_rows.slice(sink.rank - 1, heads.begin, heads.end);
 }
 

@@ -39,6 +39,8 @@ inline std::size_t segment_of(std::int32_t exchange) {
 using TensorGroup = std::vector<TensorView>;
 /// NOTE: a tensor of no rows may have no data and is given all the same.
 inline bool is_given(const TensorView& tensor) { return tensor.rank > 0; }
+/// Elements of a row of all of them.
+std::int64_t row_elements(std::span<const TensorView> tensors);
 
 /// One call of a pass: its tensors by role, the memory that it is lent, and its exchanges. A call
 /// goes through these in order:
@@ -141,7 +143,6 @@ class StepCall {
     return static_cast<std::size_t>(&step - list_.data());
   }
   std::vector<TensorGroup>& groups_of(Role role) { return roles_[static_cast<std::size_t>(role)]; }
-  comm::PassStart make_pass_start() const;
   /// The rows of an exchange and what becomes of them.
   const comm::RowTable& table_of(const Exchange& exchange) const;
   /// Counts as each rank has them, of what is handed back.

@@ -2,10 +2,8 @@
 #include "runtime/step_memory.hpp"
 
 #include <algorithm>
-#include <string>
 
 #include "base/math.hpp"
-#include "kernels/check/check_limits.hpp"
 #include "runtime/tensors/check_device.hpp"
 
 namespace magi {
@@ -30,19 +28,14 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
               .release = [](void*, std::size_t, std::int32_t, void*) {}},
       exchanger_(comm::make_row_exchanger(
           communicator, device, lender_,
-          {.has_ways_by_node = steps.has_ways_by_node(),
+          {.has_ways_by_node = std::ranges::any_of(
+               steps.plan.exchanges, [](const Exchange& exchange) { return exchange.hop != 0; }),
            .has_passes = true,
            .beside_sms = steps.has_work_beside_exchange() ? options.exchange_sms : 0})),
       peers_(comm::as_peer_exchanger(*exchanger_)),
-      attention_(find_backend(options.backend, device)),
-      attends_(steps, *attention_, device, options.exchange_sms, peers_),
+      attends_(steps, options, device, peers_),
       row_memory_(comm::make_row_memory(device, options.allocator)),
       are_partials_rounded_(options.are_partials_rounded) {
-  const PlanConfig& config = steps.plan.config;
-  const std::string where = device == kCpuDevice ? "" : "on a GPU ";
-  const AttentionLimits& limits = attention_->limits();
-  check_head_dim(limits.dim_qk, "plan.config.head_dim_qk", config.head_dim_qk, where);
-  check_head_dim(limits.dim_v, "plan.config.head_dim_v", config.head_dim_v, where);
   for (const Space space : {Space::Queries, Space::Keys}) {
     const auto& segments = space == Space::Queries ? steps.q_segments : steps.k_segments;
     for (std::size_t s = 0; s < segments.size(); ++s) {

@@ -43,7 +43,6 @@ class StepMemory {
   bool is_first_pass() const { return is_first_pass_; }
   void set_passed() { is_first_pass_ = false; }
   bool are_partials_rounded() const { return are_partials_rounded_; }
-  const AttentionBackend& backend() const { return *attention_; }
   AttendCache& attends() { return attends_; }
   /// The bytes that the largest call was lent, and what is held for attends.
   std::size_t size_bytes() const {
@@ -61,7 +60,6 @@ class StepMemory {
   DeviceAllocator lender_;  ///< gives the exchanger memory of the call
   std::unique_ptr<comm::RowExchanger> exchanger_;
   comm::PeerExchanger* peers_;  ///< exchanger_, or null
-  std::shared_ptr<const AttentionBackend> attention_;
   AttendCache attends_;
   std::shared_ptr<comm::RowMemory> row_memory_;
   bool is_first_pass_ = true;

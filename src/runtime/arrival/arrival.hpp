@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <utility>
+
 #include "comm/nvlink/peer_exchanger.hpp"
 #include "runtime/step_call.hpp"
 
@@ -17,9 +19,8 @@ void run_backward(StepCall& call);
 /// The steps of both passes by their place; the forward has the first two.
 enum Place : std::uint8_t { kKeys, kAttend, kGradients };
 
-/// Starts the exchange of the keys, whose segment is lent. They leave when they are pushed.
-comm::PendingKeys& start_keys(StepCall& call, const comm::KeyPush& push);
-/// Describes keys under way to attention. Without flags where the push waits for them itself.
-KeyArrivals arrivals_of(const StepCall& call, const comm::PendingKeys& keys);
+/// Starts the exchange of the keys, which leave when they are pushed, and describes them to
+/// attention: without flags where the push waits for them itself.
+std::pair<comm::PendingKeys*, KeyArrivals> start_keys(StepCall& call, const comm::KeyPush& push);
 
 }  // namespace magi::arrival

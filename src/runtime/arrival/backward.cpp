@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -73,11 +74,10 @@ TensorGroup partials_of(const StepCall& call, const AttendCall& attend) {
 
 /// dk and dv at an owner, whose wire rows hold them side by side.
 TensorGroup at_owner(TensorGroup partials, std::byte* region) {
-  std::int64_t row_elements = 0;
-  for (const TensorView& t : partials) row_elements += t.shape[1] * t.shape[2];
+  const std::int64_t wire_row = row_elements(partials);
   for (TensorView& t : partials) {
     t.data = region;
-    t.stride = {row_elements, t.shape[2], 1};
+    t.stride = {wire_row, t.shape[2], 1};
     region += t.shape[1] * t.shape[2] * static_cast<std::int64_t>(dtype_bytes(t.dtype));
   }
   return partials;
@@ -121,16 +121,15 @@ void run_backward(StepCall& call) {
   call.begin_pass();
 
   comm::PendingKeys* keys = nullptr;
+  KeyArrivals arrivals;
   TensorGroup results;
   call.trace.span(SpanKind::Step, kKeys, [&] {
-    call.lend_segment(Role::KeysValues, attend.keys);
     results = lend_gradients(call, attend);
-    keys = &start_keys(call, {});
+    std::tie(keys, arrivals) = start_keys(call, {});
     sums.note_keys(call.exchange_of(call.list()[kKeys]));
   });
   call.trace.span(SpanKind::Step, kAttend, [&] {
     const BackwardArgs args = sums.args_of(attend);
-    const KeyArrivals arrivals = arrivals_of(call, *keys);
     const auto gradients = place_gradients(call, attend, results);
     const auto run = attention.begin_in_flight(
         args, workspace, {.keys = arrivals, .gradients = gradients}, call.stream);

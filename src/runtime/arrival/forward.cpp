@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
+#include <tuple>
 
 #include "runtime/arrival/arrival.hpp"
 
@@ -24,13 +25,13 @@ void run_forward(StepCall& call) {
   call.begin_pass();
 
   comm::PendingKeys* keys = nullptr;
+  KeyArrivals arrivals;
   call.trace.span(SpanKind::Step, kKeys, [&] {
-    call.lend_segment(Role::KeysValues, attend.keys);
-    keys = &start_keys(call, {.is_without_own = reads_own_keys, .is_beside_attention = true});
+    std::tie(keys, arrivals) =
+        start_keys(call, {.is_without_own = reads_own_keys, .is_beside_attention = true});
   });
   call.trace.span(SpanKind::Step, kAttend, [&] {
     const ForwardArgs args = forward_args(call, attend, call.args.result.max_logits);
-    KeyArrivals arrivals = arrivals_of(call, *keys);
     if (reads_own_keys) {
       const TensorGroup own = call.tensors(Role::KeysValues, -1, attend.attend.heads);
       arrivals.own_k = own[0];

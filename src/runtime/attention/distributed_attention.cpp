@@ -30,17 +30,14 @@ struct AttentionState {
         steps(*flat, group.rank(), HeadShares(*plan, group.rank())),
         maximum(group.rank(), group.num_ranks()) {}
 
+  /// Makes the memory of a device at its first call; one that is refused leaves no entry.
   StepMemory& at(std::int32_t device) {
-    const auto known = memories.find(device);
-    if (known != memories.end()) return *known->second;
-    // Made first: a device that is refused leaves no entry.
-    auto memory = std::make_unique<StepMemory>(steps, options, communicator, device);
-    return *memories.emplace(device, std::move(memory)).first->second;
+    return memories.try_emplace(device, steps, options, communicator, device).first->second;
   }
 
   void run(const PassArgs& args, void* stream) {
     StepMemory& memory = at(args.inputs.q.device);
-    check_pass_args(steps, memory.backend(), args);
+    check_pass_args(steps, memory.attends().backend(), args);
     check_stream(memory.exchanger(), communicator, args.inputs.q.device, stream);
     StepCall call(steps, memory, args, stream, trace);
     std::optional<FlatTensors> per_share;
@@ -81,7 +78,7 @@ struct AttentionState {
   std::shared_ptr<const Plan> flat;  ///< what runs
   RankSteps steps;
   comm::RankMaximum maximum;
-  std::map<std::int32_t, std::unique_ptr<StepMemory>> memories;  ///< by device, those used so far
+  std::map<std::int32_t, StepMemory> memories;  ///< by device, those used so far
   StepTrace trace;
 };
 
@@ -106,7 +103,7 @@ const Plan& DistributedAttention::plan() const { return *state().plan; }
 
 std::size_t DistributedAttention::workspace_bytes() const {
   std::size_t total = 0;
-  for (const auto& [device, memory] : state().memories) total += memory->size_bytes();
+  for (const auto& [device, memory] : state().memories) total += memory.size_bytes();
   return total;
 }
 
