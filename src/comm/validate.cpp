@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/check.hpp"
+#include "base/element.hpp"
 #include "comm/rows/row_layout.hpp"
 
 namespace magi::comm {
@@ -119,8 +120,6 @@ void check_common(const ExchangeArgs& args, bool is_cast) {
                   "as many as it needs from itself, " + std::to_string(num_needed));
   }
 }
-
-bool is_float(DType dtype) { return dtype != DType::Int32 && dtype != DType::Int64; }
 
 void check_reduce_types(const TensorView& input, const TensorView& output, std::size_t idx) {
   if (!output.empty() && !is_float(output.dtype)) {

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/check.hpp"
+#include "base/element.hpp"
 #include "comm/rows/abort_group.hpp"
 #include "comm/rows/call_options.hpp"
 #include "comm/rows/row_exchanger.hpp"
@@ -43,7 +44,7 @@ void check_pair(const Placement& placement, std::int32_t rank, const TensorView&
 
 /// Integers take whole numbers within their range only.
 void check_pad_value(double value, DType dtype) {
-  if (is_floating(dtype)) return;
+  if (is_float(dtype)) return;
   const double limit = dtype == DType::Int32 ? 0x1p31 : 0x1p63;
   if (std::trunc(value) == value && value >= -limit && value < limit) return;
   throw invalid("pad_value", value, std::string("a value of type ") + dtype_name(dtype));
@@ -99,7 +100,7 @@ std::int32_t count_rows(std::span<const ShardRun> runs) {
 }
 
 void check_floating(DType dtype) {
-  if (!is_floating(dtype))
+  if (!is_float(dtype))
     throw invalid("global.dtype", dtype_name(dtype), "a floating-point type");
 }
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <random>
 
-#include "base/half.hpp"
+#include "base/element.hpp"
 
 namespace magi::testing {
 namespace {
@@ -40,34 +40,19 @@ std::byte* element(const TensorView& tensor, const std::vector<std::int64_t>& at
          offset * static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
 }
 
-template <typename T>
-void store(std::byte* target, T value) {
-  std::memcpy(target, &value, sizeof(value));
-}
-
-template <typename T>
-T load(const std::byte* source) {
-  T value;
-  std::memcpy(&value, source, sizeof(value));
-  return value;
+/// Calls body(element) with an element of any type.
+template <typename Body>
+void with_type(DType dtype, const Body& body) {
+  if (dtype == DType::Int32) return body(std::int32_t{});
+  if (dtype == DType::Int64) return body(std::int64_t{});
+  with_float_type(dtype, body);
 }
 
 void write_element(const TensorView& tensor, const std::vector<std::int64_t>& at, double value) {
-  std::byte* target = element(tensor, at);
-  switch (tensor.dtype) {
-    case DType::Float64:
-      return store(target, value);
-    case DType::Float32:
-      return store(target, static_cast<float>(value));
-    case DType::Float16:
-      return store(target, float_to_float16(static_cast<float>(value)));
-    case DType::BFloat16:
-      return store(target, float_to_bfloat16(static_cast<float>(value)));
-    case DType::Int32:
-      return store(target, static_cast<std::int32_t>(value));
-    case DType::Int64:
-      return store(target, static_cast<std::int64_t>(value));
-  }
+  with_type(tensor.dtype, [&]<typename Element>(Element) {
+    const auto stored = narrowed<Element>(value);
+    std::memcpy(element(tensor, at), &stored, sizeof(stored));
+  });
 }
 
 }  // namespace
@@ -136,22 +121,16 @@ HostTensor make_head_slice(DType dtype, std::int64_t rows, std::int64_t heads, s
 }
 
 double read_element(const TensorView& tensor, const std::vector<std::int64_t>& at) {
-  const std::byte* source = element(tensor, at);
-  switch (tensor.dtype) {
-    case DType::Float64:
-      return load<double>(source);
-    case DType::Float32:
-      return static_cast<double>(load<float>(source));
-    case DType::Float16:
-      return static_cast<double>(float16_to_float(load<std::uint16_t>(source)));
-    case DType::BFloat16:
-      return static_cast<double>(bfloat16_to_float(load<std::uint16_t>(source)));
-    case DType::Int32:
-      return load<std::int32_t>(source);
-    case DType::Int64:
-      return static_cast<double>(load<std::int64_t>(source));
-  }
-  return 0;
+  double value = 0;
+  with_type(tensor.dtype, [&]<typename Element>(Element stored) {
+    std::memcpy(&stored, element(tensor, at), sizeof(stored));
+    if constexpr (std::is_integral_v<Element>) {
+      value = static_cast<double>(stored);
+    } else {
+      value = widened(stored);
+    }
+  });
+  return value;
 }
 
 void for_each_element(const TensorView& tensor,

@@ -4,42 +4,24 @@
 #include <cstring>
 #include <vector>
 
-#include "base/half.hpp"
+#include "base/element.hpp"
 #include "base/lse_merge.hpp"
 #include "comm/rows/row_layout.hpp"
-#include "magi/error.hpp"
 
 namespace magi::comm {
 namespace {
 
-template <typename T>
-T load_as(const std::byte* wire, std::size_t idx) {
-  T value;
-  std::memcpy(&value, wire + idx * sizeof(T), sizeof(T));
-  return value;
-}
-
-/// Calls body(load) with load(wire, idx) for the type; one loop per type, so that each vectorises.
+/// Calls body(load) with load(wire, idx), which gives an element of the wire's unaligned data; one
+/// loop per type, so that each vectorises.
 template <typename Body>
-void with_loader(DType dtype, Body body) {
-  switch (dtype) {
-    case DType::Float64:
-      return body([](const std::byte* wire, std::size_t i) { return load_as<double>(wire, i); });
-    case DType::Float32:
-      return body([](const std::byte* wire, std::size_t i) { return load_as<float>(wire, i); });
-    case DType::Float16:
-      return body([](const std::byte* wire, std::size_t i) {
-        return float16_to_float(load_as<std::uint16_t>(wire, i));
-      });
-    case DType::BFloat16:
-      return body([](const std::byte* wire, std::size_t i) {
-        return bfloat16_to_float(load_as<std::uint16_t>(wire, i));
-      });
-    case DType::Int32:
-    case DType::Int64:
-      break;
-  }
-  throw InternalError("broken invariant: a reduce of integers is refused at the call");
+void with_loader(DType dtype, const Body& body) {
+  with_float_type(dtype, [&]<typename Element>(Element) {
+    body([](const std::byte* wire, std::size_t idx) {
+      Element element;
+      std::memcpy(&element, wire + idx * sizeof(Element), sizeof(Element));
+      return widened(element);
+    });
+  });
 }
 
 /// A row of a tensor in the type of its sums, `Sum`: double for float64 tensors, else float.
@@ -61,24 +43,18 @@ class WideRow {
     });
   }
   void store(std::int64_t row) {
-    for (std::size_t i = 0; i < values.size(); ++i) store_value(i);
+    with_float_type(dtype_, [this]<typename Element>(Element) {
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const auto element = narrowed<Element>(values[i]);
+        std::memcpy(bytes_.data() + i * sizeof(Element), &element, sizeof(Element));
+      }
+    });
     layout_.unpack(row, 1, bytes_.data());
   }
 
   std::vector<Sum> values;
 
  private:
-  void store_value(std::size_t i) {
-    if (dtype_bytes(dtype_) == sizeof(Sum)) {
-      std::memcpy(bytes_.data() + i * sizeof(Sum), &values[i], sizeof(Sum));
-      return;
-    }
-    const auto value = static_cast<float>(values[i]);
-    const std::uint16_t half =
-        dtype_ == DType::Float16 ? float_to_float16(value) : float_to_bfloat16(value);
-    std::memcpy(bytes_.data() + i * sizeof(half), &half, sizeof(half));
-  }
-
   RowLayout layout_;
   DType dtype_;
   std::vector<std::byte> bytes_;

@@ -1,49 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/attention/combine.hpp"
 
-#include "base/check.hpp"
-#include "base/half.hpp"
+#include "base/element.hpp"
 
 namespace magi {
 namespace {
 
 double load(const TensorView& tensor, std::int64_t place) {
-  switch (tensor.dtype) {
-    case DType::Float64:
-      return static_cast<const double*>(tensor.data)[place];
-    case DType::Float32:
-      return static_cast<const float*>(tensor.data)[place];
-    case DType::Float16:
-      return float16_to_float(static_cast<const std::uint16_t*>(tensor.data)[place]);
-    case DType::BFloat16:
-      return bfloat16_to_float(static_cast<const std::uint16_t*>(tensor.data)[place]);
-    case DType::Int32:
-    case DType::Int64:
-      break;
-  }
-  throw invalid("dtype", dtype_name(tensor.dtype), "a floating-point type");
+  double value = 0.0;
+  with_float_type(tensor.dtype, [&]<typename Element>(Element) {
+    value = widened(static_cast<const Element*>(tensor.data)[place]);
+  });
+  return value;
 }
 
 void store(double value, const TensorView& tensor, std::int64_t place) {
-  const auto single = static_cast<float>(value);
-  switch (tensor.dtype) {
-    case DType::Float64:
-      static_cast<double*>(tensor.data)[place] = value;
-      return;
-    case DType::Float32:
-      static_cast<float*>(tensor.data)[place] = single;
-      return;
-    case DType::Float16:
-      static_cast<std::uint16_t*>(tensor.data)[place] = float_to_float16(single);
-      return;
-    case DType::BFloat16:
-      static_cast<std::uint16_t*>(tensor.data)[place] = float_to_bfloat16(single);
-      return;
-    case DType::Int32:
-    case DType::Int64:
-      break;
-  }
-  throw invalid("dtype", dtype_name(tensor.dtype), "a floating-point type");
+  with_float_type(tensor.dtype, [&]<typename Element>(Element) {
+    static_cast<Element*>(tensor.data)[place] = narrowed<Element>(value);
+  });
 }
 
 }  // namespace

@@ -6,49 +6,11 @@
 #include <cstring>
 
 #include "base/check.hpp"
-#include "base/half.hpp"
+#include "base/element.hpp"
 #include "runtime/tensors/device_elements.hpp"
 
 namespace magi {
 namespace {
-
-struct Float16 {
-  std::uint16_t bits;
-};
-struct BFloat16 {
-  std::uint16_t bits;
-};
-
-double load(double value) { return value; }
-double load(Float16 value) { return float16_to_float(value.bits); }
-double load(BFloat16 value) { return bfloat16_to_float(value.bits); }
-
-void store(double value, double& target) { target = value; }
-void store(double value, float& target) { target = static_cast<float>(value); }
-void store(double value, Float16& target) {
-  target.bits = float_to_float16(static_cast<float>(value));
-}
-void store(double value, BFloat16& target) {
-  target.bits = float_to_bfloat16(static_cast<float>(value));
-}
-
-template <typename Visitor>
-void with_floating_type(DType dtype, const Visitor& visitor) {
-  switch (dtype) {
-    case DType::Float64:
-      return visitor(double{});
-    case DType::Float32:
-      return visitor(float{});
-    case DType::Float16:
-      return visitor(Float16{});
-    case DType::BFloat16:
-      return visitor(BFloat16{});
-    case DType::Int32:
-    case DType::Int64:
-      break;
-  }
-  throw invalid("dtype", dtype_name(dtype), "a floating-point type");
-}
 
 /// Calls run(a, b, n) for all runs of n elements that are contiguous in both tensors, in row-major
 /// order. Axes that are contiguous in both fold into the run.
@@ -98,10 +60,7 @@ std::uint64_t bits_of(double value, DType dtype) {
   } else if (dtype == DType::Int64) {
     keep(static_cast<std::int64_t>(value));
   } else {
-    with_floating_type(dtype, [&](auto element) {
-      store(value, element);
-      keep(element);
-    });
+    with_float_type(dtype, [&]<typename Element>(Element) { keep(narrowed<Element>(value)); });
   }
   return bits;
 }
@@ -114,8 +73,6 @@ void fill_runs(const TensorView& target, Bits bits) {
 }
 
 }  // namespace
-
-bool is_floating(DType dtype) { return dtype != DType::Int32 && dtype != DType::Int64; }
 
 void copy_elements(const TensorView& source, const TensorView& target, void* stream) {
   require_same_shape(source, target);
@@ -131,12 +88,12 @@ void convert_elements(const TensorView& source, const TensorView& target, void* 
   if (target.device != kCpuDevice) return convert_device_elements(source, target, stream);
   if (source.dtype == target.dtype) return copy_elements(source, target);
   require_same_shape(source, target);
-  with_floating_type(source.dtype, [&](auto source_type) {
-    with_floating_type(target.dtype, [&](auto target_type) {
+  with_float_type(source.dtype, [&]<typename From>(From) {
+    with_float_type(target.dtype, [&]<typename To>(To) {
       for_each_run(source, target, [](std::byte* from, std::byte* to, std::int64_t count) {
-        const auto* values = reinterpret_cast<const decltype(source_type)*>(from);
-        auto* results = reinterpret_cast<decltype(target_type)*>(to);
-        for (std::int64_t i = 0; i < count; ++i) store(load(values[i]), results[i]);
+        const auto* values = reinterpret_cast<const From*>(from);
+        auto* results = reinterpret_cast<To*>(to);
+        for (std::int64_t i = 0; i < count; ++i) results[i] = narrowed<To>(widened(values[i]));
       });
     });
   });

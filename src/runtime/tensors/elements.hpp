@@ -9,8 +9,6 @@
 // cudaStream_t), which device_elements.hpp bounds further.
 namespace magi {
 
-bool is_floating(DType dtype);
-
 /// target = source, same data type.
 void copy_elements(const TensorView& source, const TensorView& target, void* stream = nullptr);
 /// target = source, floating-point types; rounds to nearest even.

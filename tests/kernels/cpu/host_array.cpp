@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "base/half.hpp"
+#include "base/element.hpp"
 
 namespace magi::testing {
 
@@ -75,34 +75,19 @@ TensorView HostArray::view_of(std::vector<std::byte>& storage) {
 }
 
 double HostArray::read(std::size_t offset) const {
-  const std::byte* from = storage_.data() + offset * dtype_bytes(dtype_);
-  std::uint16_t bits = 0;
-  if (dtype_ == DType::Float64) {
-    double value;
-    std::memcpy(&value, from, sizeof(value));
-    return value;
-  }
-  if (dtype_ == DType::Float32) {
-    float value;
-    std::memcpy(&value, from, sizeof(value));
-    return value;
-  }
-  std::memcpy(&bits, from, sizeof(bits));
-  return dtype_ == DType::BFloat16 ? bfloat16_to_float(bits) : float16_to_float(bits);
+  double value = 0.0;
+  with_float_type(dtype_, [&]<typename Element>(Element element) {
+    std::memcpy(&element, storage_.data() + offset * sizeof(element), sizeof(element));
+    value = widened(element);
+  });
+  return value;
 }
 
 void HostArray::write(std::size_t offset, double value) {
-  std::byte* to = storage_.data() + offset * dtype_bytes(dtype_);
-  const auto single = static_cast<float>(value);
-  if (dtype_ == DType::Float64) {
-    std::memcpy(to, &value, sizeof(value));
-  } else if (dtype_ == DType::Float32) {
-    std::memcpy(to, &single, sizeof(single));
-  } else {
-    const std::uint16_t bits =
-        dtype_ == DType::BFloat16 ? float_to_bfloat16(single) : float_to_float16(single);
-    std::memcpy(to, &bits, sizeof(bits));
-  }
+  with_float_type(dtype_, [&]<typename Element>(Element) {
+    const auto element = narrowed<Element>(value);
+    std::memcpy(storage_.data() + offset * sizeof(element), &element, sizeof(element));
+  });
 }
 
 }  // namespace magi::testing
