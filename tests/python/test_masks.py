@@ -15,7 +15,7 @@ from magi_attention.api import flex_flash_attn_func, infer_attn_mask_from_cu_seq
 from magi_attention.common import AttnRanges
 from magi_attention.integrations._documents import lengths_of as read_lengths
 
-CASES = 700  # for each of the three seeds of rng
+CASES = 300  # for each of the three seeds of rng
 
 
 def check(mask, wanted, case) -> None:
@@ -340,7 +340,7 @@ class TestMatrices:
             size = rng.choice((1, 2, 4, 8, 16))
             blocks = masks.to_block_mask(mask, size)
             assert masks.from_block_mask(blocks) == mask, case
-            if case % 10:
+            if case % 30:
                 continue
             theirs = create_block_mask(
                 lambda batch, head, q, k: wanted[q, k], None, None, *wanted.shape, "cpu", size

@@ -79,7 +79,6 @@ class TestSharded:
     @pytest.mark.parametrize(
         "size, name, options, settings",
         [
-            (1, "llama", {}, {}),
             (2, "llama", {}, {}),
             (4, "gemma2", {}, {"reshard_after_forward": False}),
             (4, "llama", {"gradient_accumulation_steps": 2}, {"activation_checkpointing": True}),
@@ -100,7 +99,7 @@ class TestSharded:
         options = {"fsdp": True, "fsdp_config": {"version": 2}}
         ranks.run(4, cases.trainer, 2, "llama", options, "lora")
 
-    @pytest.mark.parametrize("size, name", [(1, "llama"), (2, "gemma2"), (4, "llama")])
+    @pytest.mark.parametrize("size, name", [(1, "llama"), (2, "gemma2")])
     def test_loop_of_accelerate(self, ranks, size, name):
         ranks.run(4, cases.accelerated, size, name)
 
@@ -126,7 +125,7 @@ def test_samples(ranks):
 
 
 def test_without_a_group(ranks, monkeypatch):
-    ranks.run(4, cases.without_a_group)
+    ranks.run(1, cases.without_a_group)
     model = use(models.model("llama", "sdpa"))
     monkeypatch.setenv("WORLD_SIZE", "2")  # of torchrun, before torch.distributed is up
     with pytest.raises(ValueError, match="cp_group is None in one of 2 processes"):
