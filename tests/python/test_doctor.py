@@ -46,9 +46,7 @@ def test_the_command_tells_of_the_machine():
 
 
 def test_other_arguments_are_refused(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["doctor", "--fast"])
-    assert stopped.value.code == 2 == main(["fly"])
+    assert main(["doctor", "--fast"]) == 2 == main(["fly"])
     assert main([]) == 0 and "libmagi" in capsys.readouterr().out
 
 
