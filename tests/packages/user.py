@@ -5,9 +5,11 @@ import torch
 from typing_extensions import assert_type
 
 import magi_attention
+import magi_attention.utils
 from magi_attention import Plan, attention, masks
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.config import DispatchConfig, DistAttnConfig, MinHeapDispatchAlg
+from magi_attention.meta.solver import dispatch_solver as solver
 
 config = DistAttnConfig(dispatch_config=DispatchConfig(alg=MinHeapDispatchAlg()))
 assert config.dispatch_config.alg == MinHeapDispatchAlg()
@@ -16,6 +18,10 @@ q, k, v = (torch.randn(64, heads, 32) for heads in (4, 2, 2))
 ranges = torch.tensor([[0, 64]], dtype=torch.int32)
 out, meta = flex_flash_attn_func(q, k, v, ranges, ranges, torch.tensor([1], dtype=torch.int32))
 assert meta.lse is not None
+
+# Names that a table of magi_attention.compat provides.
+assert_type(magi_attention.utils.str2seed("x"), int)
+assert_type(solver.DispatchConfig(), DispatchConfig)
 
 mask = masks.from_cu_seqlens([0, 24, 64])
 assert_type(attention(q, k, v, mask), torch.Tensor)

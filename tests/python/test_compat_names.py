@@ -4,10 +4,12 @@ for those in MISSING, which are refused by name or are not there.
 """
 
 import importlib
+from pathlib import Path
 
 import pytest
 
 import compat_names
+import magi_attention
 from magi_attention.compat import MOVED
 
 MISSING: set[str] = set()
@@ -33,6 +35,19 @@ def test_wrong_names_count(monkeypatch):
     total, broken = compat_names.count()
     assert total == len(broken) == 8
     assert broken["MAGI_ATTENTION_UNHEARD_OF=1"] == "not in docs/environment.md"
+
+
+def test_each_moved_module_has_a_stub():
+    package = Path(magi_attention.__file__).parent
+    stubs = {
+        ".".join(path.relative_to(package).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in package.rglob("*.pyi")
+    }
+    assert stubs.keys() == MOVED.keys()
+    for name, path in stubs.items():
+        told = path.read_text(encoding="utf-8").splitlines()[1:]
+        home = MOVED[name]
+        assert told == ([f"from magi_attention.{home} import *"] if home else []), name
 
 
 def test_moved_modules_are_those_beside_their_names():

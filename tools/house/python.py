@@ -63,9 +63,11 @@ def check_lengths(path, text, report):
 
 
 def module_of(name):
-    """The module of a file of the package by its path from the root; None for other files."""
+    """The module of a file of the package by its path from the root; None for other files, and for
+    stubs, which stand for modules elsewhere.
+    """
     parts = pathlib.PurePosixPath(name).with_suffix("").parts
-    if parts[:2] != (SOURCES, PACKAGE):
+    if parts[:2] != (SOURCES, PACKAGE) or name.endswith(".pyi"):
         return None
     return ".".join(parts[1:-1] if parts[-1] == "__init__" else parts[1:])
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What only programs written for MagiAttention need: keys of plans (keys), its collectives, and
 helpers that programs import. They import these under the original's module names, which MOVED
-lists: such a name is the module beside it, however it is imported.
+lists: such a name is the module beside it, however it is imported. Type checkers, which run no
+finder, read a stub (.pyi) for each name.
 """
 
 from __future__ import annotations
