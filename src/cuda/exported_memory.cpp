@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/exported_memory.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "base/math.hpp"
@@ -62,18 +59,6 @@ void clear_sync(void* data, std::size_t size_bytes) {
 }
 
 }  // namespace
-
-FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)) {}
-
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-FileDescriptor::~FileDescriptor() {
-  if (fd_ >= 0) ::close(fd_);
-}
 
 std::unique_ptr<MappedMemory> MappedMemory::create(std::size_t size_bytes, std::int32_t device,
                                                    std::span<const std::int32_t> devices) {

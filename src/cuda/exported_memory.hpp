@@ -7,25 +7,12 @@
 #include <memory>
 #include <span>
 
+#include "base/file_descriptor.hpp"
 #include "cuda/driver.hpp"
 
 // Memory of one GPU that other GPUs, also those of other processes, read and write: blocks of the
 // driver's virtual memory management, which travel between processes as file descriptors.
 namespace magi {
-
-/// Owner of a file descriptor.
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept;
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-  ~FileDescriptor();
-  int get() const { return fd_; }
-
- private:
-  int fd_ = -1;
-};
 
 /// A block of a GPU's memory and its address in this process. The memory lives until every process
 /// that mapped it has let it go.

@@ -48,17 +48,16 @@ std::shared_ptr<SharedRegion> SharedRegion::open(pid_t pid, int fd) {
 
 SharedRegion::~SharedRegion() {
   for (const auto& [offset, extent] : extents_) munmap(extent.data, extent.num_bytes);
-  ::close(fd_);
 }
 
 std::size_t SharedRegion::file_bytes() const {
   struct stat status {};
-  return fstat(fd_, &status) == 0 ? static_cast<std::size_t>(status.st_size) : 0;
+  return fstat(fd(), &status) == 0 ? static_cast<std::size_t>(status.st_size) : 0;
 }
 
 bool SharedRegion::reserve(std::size_t offset, std::size_t num_bytes) noexcept {
   // fallocate only ever extends the file, so ranks may reserve at the same time.
-  while (fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(num_bytes)) != 0) {
+  while (fallocate(fd(), 0, static_cast<off_t>(offset), static_cast<off_t>(num_bytes)) != 0) {
     if (errno != EINTR) return false;
   }
   return true;
@@ -68,7 +67,7 @@ std::byte* SharedRegion::map(std::size_t offset, std::size_t num_bytes) {
   const std::lock_guard lock(mutex_);
   Extent& extent = extents_[offset];
   if (extent.users == 0) {
-    void* data = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_,
+    void* data = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd(),
                       static_cast<off_t>(offset));
     if (data == MAP_FAILED) {
       const int error = errno;
@@ -90,7 +89,7 @@ void SharedRegion::unmap(std::size_t offset) noexcept {
 }
 
 void SharedRegion::discard(std::size_t offset, std::size_t num_bytes) noexcept {
-  fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+  fallocate(fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
             static_cast<off_t>(num_bytes));
 }
 

@@ -9,6 +9,8 @@
 #include <memory>
 #include <mutex>
 
+#include "base/file_descriptor.hpp"
+
 namespace magi::comm {
 
 /// Anonymous memory (memfd, mode 0600) that the ranks of one machine map. It has no name, so there
@@ -24,7 +26,7 @@ class SharedRegion {
   SharedRegion& operator=(const SharedRegion&) = delete;
   ~SharedRegion();
 
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   std::size_t file_bytes() const;
 
   /// Gives [offset, offset + num_bytes) memory; false when the machine has none. Reserving before
@@ -45,7 +47,7 @@ class SharedRegion {
     std::size_t num_bytes = 0;
     int users = 0;
   };
-  int fd_;
+  FileDescriptor fd_;
   std::mutex mutex_;
   std::map<std::size_t, Extent> extents_;
 };

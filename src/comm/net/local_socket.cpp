@@ -70,8 +70,7 @@ LocalSocket::Result LocalSocket::send_descriptor(int descriptor, Deadline deadli
   return Result::Done;
 }
 
-LocalSocket::Result LocalSocket::receive_descriptor(int& descriptor, Deadline deadline) {
-  descriptor = -1;
+LocalSocket::Result LocalSocket::receive_descriptor(FileDescriptor& descriptor, Deadline deadline) {
   DescriptorMessage message;
   for (;;) {
     const ssize_t count = recvmsg(fd(), &message.header, MSG_CMSG_CLOEXEC);
@@ -85,7 +84,9 @@ LocalSocket::Result LocalSocket::receive_descriptor(int& descriptor, Deadline de
   }
   const cmsghdr* header = CMSG_FIRSTHDR(&message.header);
   if (header != nullptr && header->cmsg_type == SCM_RIGHTS) {
-    std::memcpy(&descriptor, CMSG_DATA(header), sizeof(int));
+    int received = -1;
+    std::memcpy(&received, CMSG_DATA(header), sizeof(int));
+    descriptor = FileDescriptor(received);
   }
   return Result::Done;
 }

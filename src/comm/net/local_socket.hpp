@@ -19,8 +19,8 @@ class LocalSocket : public StreamSocket {
 
   /// Sends a copy of a file descriptor of this process; it stays the caller's.
   Result send_descriptor(int descriptor, Deadline deadline);
-  /// Receives one into `descriptor`, which the caller then owns; -1 where none came.
-  Result receive_descriptor(int& descriptor, Deadline deadline);
+  /// Receives one; -1 where none came.
+  Result receive_descriptor(FileDescriptor& descriptor, Deadline deadline);
 
   /// The socket that listens at an abstract name; nothing when another one does.
   static std::optional<LocalSocket> listen_at(const std::string& name, int backlog);

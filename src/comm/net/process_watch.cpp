@@ -9,6 +9,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 
 namespace magi::comm {
 namespace {
@@ -50,26 +51,17 @@ ProcessId own_process() {
 
 ProcessWatch::ProcessWatch(const std::vector<ProcessId>& processes) {
   for (const ProcessId& id : processes) {
-    const auto fd = static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(id.pid), 0));
-    watched_.push_back({.id = id, .pidfd = fd});
+    FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(id.pid), 0)));
     // Opened too late: the number already belongs to another process.
-    if (fd >= 0 && !is_alive(id)) {
-      ::close(fd);
-      watched_.back().pidfd = -1;
-    }
-  }
-}
-
-ProcessWatch::~ProcessWatch() {
-  for (const Watched& process : watched_) {
-    if (process.pidfd >= 0) ::close(process.pidfd);
+    if (!is_alive(id)) pidfd = FileDescriptor();
+    watched_.push_back({.id = id, .pidfd = std::move(pidfd)});
   }
 }
 
 bool ProcessWatch::has_ended(std::size_t idx) const {
   const Watched& process = watched_[idx];
-  if (process.pidfd < 0) return !is_alive(process.id);
-  pollfd query{.fd = process.pidfd, .events = POLLIN, .revents = 0};
+  if (process.pidfd.get() < 0) return !is_alive(process.id);
+  pollfd query{.fd = process.pidfd.get(), .events = POLLIN, .revents = 0};
   return poll(&query, 1, 0) == 1;
 }
 

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/file_descriptor.hpp"
+
 namespace magi::comm {
 
 /// A process as it names itself to others. Process numbers are reused; with the start time, in
@@ -21,15 +23,12 @@ ProcessId own_process();
 class ProcessWatch {
  public:
   explicit ProcessWatch(const std::vector<ProcessId>& processes);
-  ~ProcessWatch();
-  ProcessWatch(const ProcessWatch&) = delete;
-  ProcessWatch& operator=(const ProcessWatch&) = delete;
   bool has_ended(std::size_t idx) const;
 
  private:
   struct Watched {
     ProcessId id;
-    int pidfd = -1;
+    FileDescriptor pidfd;
   };
   std::vector<Watched> watched_;
 };

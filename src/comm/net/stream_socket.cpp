@@ -3,11 +3,9 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <utility>
 
 #include "base/words.hpp"
 #include "magi/error.hpp"
@@ -36,26 +34,13 @@ void throw_socket(const std::string& what) {
   throw CommError("cannot " + what + ": " + system_text(errno), CommFailure::System);
 }
 
-StreamSocket::StreamSocket(StreamSocket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-
-StreamSocket& StreamSocket::operator=(StreamSocket&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-StreamSocket::~StreamSocket() { close(); }
-
-void StreamSocket::close() noexcept {
-  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-}
-
 StreamSocket::Result StreamSocket::send_all(std::span<const std::byte> bytes, Deadline deadline) {
   while (!bytes.empty()) {
-    const ssize_t count = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    const ssize_t count = send(fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (count >= 0) {
       bytes = bytes.subspan(static_cast<std::size_t>(count));
     } else if (errno == EAGAIN) {
-      if (!wait_for(fd_, POLLOUT, deadline)) return Result::Timeout;
+      if (!wait_for(fd(), POLLOUT, deadline)) return Result::Timeout;
     } else if (errno != EINTR) {
       return Result::Ended;
     }
@@ -65,13 +50,13 @@ StreamSocket::Result StreamSocket::send_all(std::span<const std::byte> bytes, De
 
 StreamSocket::Result StreamSocket::receive_all(std::span<std::byte> bytes, Deadline deadline) {
   while (!bytes.empty()) {
-    const ssize_t count = recv(fd_, bytes.data(), bytes.size(), 0);
+    const ssize_t count = recv(fd(), bytes.data(), bytes.size(), 0);
     if (count > 0) {
       bytes = bytes.subspan(static_cast<std::size_t>(count));
     } else if (count == 0) {
       return Result::Ended;
     } else if (errno == EAGAIN) {
-      if (!wait_for(fd_, POLLIN, deadline)) return Result::Timeout;
+      if (!wait_for(fd(), POLLIN, deadline)) return Result::Timeout;
     } else if (errno != EINTR) {
       return Result::Ended;
     }
@@ -80,16 +65,16 @@ StreamSocket::Result StreamSocket::receive_all(std::span<std::byte> bytes, Deadl
 }
 
 bool StreamSocket::wait_readable(Deadline deadline) const {
-  return wait_for(fd_, POLLIN, deadline);
+  return wait_for(fd(), POLLIN, deadline);
 }
 
 bool StreamSocket::wait_writable(Deadline deadline) const {
-  return wait_for(fd_, POLLOUT, deadline);
+  return wait_for(fd(), POLLOUT, deadline);
 }
 
 std::optional<StreamSocket> StreamSocket::accept() const {
-  const int fd = accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (fd >= 0) return StreamSocket(fd);
+  const int accepted = accept4(fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (accepted >= 0) return StreamSocket(accepted);
   if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return std::nullopt;
   throw_socket("accept a connection");
 }

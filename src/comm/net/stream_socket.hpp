@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 
+#include "base/file_descriptor.hpp"
+
 namespace magi::comm {
 
 using Deadline = std::chrono::steady_clock::time_point;
@@ -16,13 +18,10 @@ class StreamSocket {
  public:
   StreamSocket() = default;
   explicit StreamSocket(int fd) : fd_(fd) {}
-  StreamSocket(StreamSocket&& other) noexcept;
-  StreamSocket& operator=(StreamSocket&& other) noexcept;
-  ~StreamSocket();
 
-  int fd() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
-  void close() noexcept;
+  int fd() const { return fd_.get(); }
+  bool is_open() const { return fd() >= 0; }
+  void close() noexcept { fd_ = FileDescriptor(); }
 
   enum class Result { Done, Timeout, Ended };
   Result send_all(std::span<const std::byte> bytes, Deadline deadline);
@@ -35,7 +34,7 @@ class StreamSocket {
   std::optional<StreamSocket> accept() const;
 
  private:
-  int fd_ = -1;
+  FileDescriptor fd_;
 };
 
 /// Throws CommError(System) with the system's text for errno.

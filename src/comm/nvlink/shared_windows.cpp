@@ -11,6 +11,7 @@
 #include "base/words.hpp"
 #include "comm/net/local_socket.hpp"
 #include "comm/net/machine.hpp"
+#include "comm/net/start_together.hpp"
 #include "cuda/device.hpp"
 
 namespace magi::comm {
@@ -21,16 +22,10 @@ constexpr const char* kBackend = "nvlink";
 /// Every rank's value of one type. Collective.
 template <typename Value>
 std::vector<Value> gather_values(Communicator& base, const Value& own) {
-  const auto all = base.allgather_sync(std::as_bytes(std::span(&own, 1)));
-  std::vector<Value> values(all.size());
+  const auto all = base.allgather_sync(bytes_of(own));
+  std::vector<Value> values;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].size() != sizeof(Value)) {
-      throw CommError("rank " + std::to_string(rank) + " gave " + std::to_string(all[rank].size()) +
-                          " bytes to start " + kBackend + "; expected " +
-                          std::to_string(sizeof(Value)),
-                      CommFailure::System);
-    }
-    std::memcpy(&values[rank], all[rank].data(), sizeof(Value));
+    values.push_back(value_of<Value>(all[rank], rank));
   }
   return values;
 }
@@ -134,9 +129,7 @@ class DescriptorSwap {
   }
 
   void take(LocalSocket& socket, std::int32_t peer, std::vector<FileDescriptor>& taken) const {
-    int descriptor = -1;
-    check(socket.receive_descriptor(descriptor, end_), peer);
-    taken[static_cast<std::size_t>(peer)] = FileDescriptor(descriptor);
+    check(socket.receive_descriptor(taken[static_cast<std::size_t>(peer)], end_), peer);
   }
 
   static void check(LocalSocket::Result result, std::int32_t peer) {
