@@ -359,6 +359,17 @@ def several_ranks_without_a_plan(world) -> None:
             model(batch["tokens"], batch["position_ids"], None)
 
 
+def other_batches(world) -> None:
+    """Ranks that are given batches of one shape and other tokens."""
+    with on_cpu():
+        group, batch = start(2), packed_batch()
+        other = {**batch, "tokens": batch["tokens"] + dist.get_rank(group)}
+        pattern = r"ranks \[1\] of cp_group are given other samples than rank 0; allowed: the same"
+        with pytest.raises(ValueError, match=pattern):
+            ours.prepare_batch(other, config(2), group)
+        assert ours.prepare_batch(batch, config(2), group)["tokens"].numel()
+
+
 def core(**changes):
     """A core attention by itself, and its arguments."""
     with on_cpu():

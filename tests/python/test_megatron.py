@@ -47,6 +47,7 @@ def test_batches_of_megatron(ranks):
     ranks.run(ALL, cases.without_preparation)
     ranks.run(ALL, cases.without_a_group)
     ranks.run(ALL, cases.several_ranks_without_a_plan)
+    ranks.run(ALL, cases.other_batches)
 
 
 def test_example(ranks):

@@ -5,12 +5,14 @@ import dataclasses
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 import packed_cases as cases
 from magi_attention import attention
 from magi_attention.integrations import packed
 from magi_attention.integrations.packed import AttnMaskSpec, MagiState, PrefixTree
+from ranks import over, refuses
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +63,27 @@ def test_prefix_tree_on_one_process():
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_state(ranks, size):
     ranks.run(size, cases.state_of_a_training)
+
+
+@over(3)
+def test_other_batches(group):
+    """Batches that are equally long on all ranks, where each rank would take its rows of its own:
+    refused under plans that are new and that have run.
+    """
+    lengths = (17, 13)
+    batch, spec = cases.batch_of(lengths), AttnMaskSpec.varlen(lengths)
+    sequence = {name: batch[name][None] for name in ("input_ids", "labels")}
+    tree, ids = PrefixTree([20, 4, 6], [[0, 1], [0, 2]]), {"input_ids": batch["input_ids"]}
+    for prepare, given in (
+        (lambda b: packed.magi_prepare_packed_cp(cases.HEADS, b, group), batch),
+        (lambda b: packed.magi_prepare_batch(cases.HEADS, b, group, spec=spec), sequence),
+        (lambda b: packed.magi_prepare_prefix_tree(cases.HEADS, b, tree, group), ids),
+    ):
+        for name in [name for name in ("input_ids", "labels") if name in given]:
+            other = {**given, name: given[name] + (dist.get_rank(group) == 2)}
+            pattern = r"ranks \[2\] of cp_group are given other samples than rank 0; allowed: the "
+            refuses(lambda: prepare(other), ValueError, pattern)
+            assert prepare(given)[0]["input_ids"].numel()
 
 
 class TestSpecs:

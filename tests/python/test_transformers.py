@@ -50,7 +50,8 @@ def test_ranks_recompute_and_compile(ranks, change):
 
 
 @pytest.mark.parametrize(
-    "case", [cases.loss_of_transformers, cases.over_keys, cases.rows_from_the_end]
+    "case",
+    [cases.loss_of_transformers, cases.over_keys, cases.other_samples, cases.rows_from_the_end],
 )
 def test_loss_and_keys(ranks, case):
     ranks.run(2, case)

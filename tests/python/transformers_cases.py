@@ -208,6 +208,16 @@ def over_keys(group) -> None:
     assert (found - wanted[0]).abs().max() < 1e-9
 
 
+def other_samples(group) -> None:
+    """Ranks that are given sequences of one length and other tokens, under a plan that has run."""
+    ids, labels, positions = batch()
+    bound = plan(dist.get_world_size(group)).bind(group)
+    for others in ((ids + dist.get_rank(group),), (ids, labels.roll(dist.get_rank(group)))):
+        pattern = r"ranks \[1\] of cp_group are given other samples than rank 0; allowed: the same"
+        refuses(lambda: shard(bound, *others), ValueError, pattern)
+        model("llama", "magi")(**shard(bound, ids, labels, positions))
+
+
 def rows_from_the_end(group) -> None:
     """A rank's last rows are not those of the sequence."""
     bound = plan(dist.get_world_size(group)).bind(group)

@@ -26,7 +26,7 @@ from magi_attention.integrations._documents import (
 )
 from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.integrations._model_plans import Heads, make_plan
-from magi_attention.integrations._packed_batch import required
+from magi_attention.integrations._packed_batch import refuse_other_samples, required
 
 _HOST = torch.device("cpu")  # whatever torch's default device is
 FORMAT = "magi"  # not "thd": rows keep a batch axis of 1 and rotary tables go by rows
@@ -148,7 +148,7 @@ def prepare_batch(
     All ranks get equally many rows, a multiple of the tensor parallel size under sequence
     parallelism; what is missing for that is added once, with pad_id and loss_mask 0. labels[i] is
     what row i predicts, as everywhere in Megatron. ValueError for masks that are not causal
-    documents and for bounds that do not fit.
+    documents, for bounds that do not fit, and for ranks with other batches. Collective.
     """
     config = getattr(model, "config", model)
     if size_of(cp_group) != config.context_parallel_size:
@@ -157,6 +157,7 @@ def prepare_batch(
             "context_parallel_size"
         )
     rows, documents = _as_documents(batch, as_bool("causal", causal))
+    refuse_other_samples([rows], cp_group)
     if "labels" in rows and "loss_mask" not in rows:  # labels of padding are tokens like others
         rows["loss_mask"] = documents.is_inside().to(rows["labels"].device, torch.float32)
     unit = size_of(cp_group)

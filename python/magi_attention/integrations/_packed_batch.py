@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from magi_attention._native.tensors import as_plain
+from magi_attention.comm.group import size_of
+from magi_attention.comm.process_group import ProcessGroupTransport
 from magi_attention.integrations._documents import DESCRIBING, FROM_THE_END, LEARNED, lengths_of
 from magi_attention.integrations._prefix_tree import IGNORED_LABEL
 from magi_attention.plan import BoundPlan
@@ -29,6 +34,41 @@ def required(given: Mapping[str, Any], name: str, whose: str) -> Any:
         found = ", ".join(str(key) for key in given if given[key] is not None)
         raise ValueError(f"{whose} has {found or 'no keys'}; allowed: {name} among them")
     return given[name]
+
+
+def refuse_workers(what: str) -> None:
+    """ValueError in a worker of a DataLoader."""
+    if torch.utils.data.get_worker_info() is not None:
+        raise ValueError(
+            f"{what} runs in a worker of a DataLoader; allowed: dataloader_num_workers=0, as plans "
+            "stay in the process that makes them"
+        )
+
+
+def refuse_other_samples(
+    samples: Iterable[Mapping[str, torch.Tensor | None]],
+    cp_group: dist.ProcessGroup | None,
+    allowed: str = "the same whole batch on its ranks",
+) -> None:
+    """Collective: ValueError on all ranks of the group where they are given other samples, of which
+    each would take its rows. Reads tensors on the host.
+    """
+    if size_of(cp_group) == 1:
+        return
+    refuse_workers("what shares a batch out over ranks")
+    found = hashlib.sha256()
+    for sample in samples:
+        for name, value in sample.items():
+            if value is not None:
+                value = as_plain(name, value).detach().cpu().reshape(-1)
+                found.update(f"{name} {value.numel()} {value.dtype}".encode())
+                found.update(value.view(torch.uint8).numpy())
+    digests = ProcessGroupTransport(cp_group).allgather(found.digest())
+    other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if other:
+        raise ValueError(
+            f"ranks {other} of cp_group are given other samples than rank 0; allowed: {allowed}"
+        )
 
 
 def refuse_unused(batch: Mapping[str, Any], num_ranks: int) -> None:
@@ -83,10 +123,11 @@ def document_lengths(batch: Mapping[str, Any], rows: int) -> list[int]:
 
 def share_out(flat: Mapping[str, Any], bound: BoundPlan, pad_id: int) -> dict[str, Any]:
     """This rank's rows of a flat batch, with position ids. Several ranks lose what describes the
-    documents of the whole sequence. ValueError for another number of rows than the plan's, and for
-    what is not shared out.
+    documents of the whole sequence. Collective. ValueError for another number of rows than the
+    plan's, for another batch than that of other ranks, and for what is not shared out.
     """
     refuse_unused(flat, bound.plan.cp_size)
+    refuse_other_samples([{name: flat.get(name) for name in _ROWS}], bound.cp_group)
     rows = flat["input_ids"].shape[0]
     local = {
         name: value

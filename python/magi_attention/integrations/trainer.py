@@ -11,7 +11,6 @@ packed one after the other into one sequence, which the group then shares.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -36,13 +35,17 @@ from magi_attention.integrations._documents import (
 )
 from magi_attention.integrations._model_checks import first_position, model_behind
 from magi_attention.integrations._model_plans import plans_of_documents
-from magi_attention.integrations._packed_batch import required
+from magi_attention.integrations._packed_batch import (
+    refuse_other_samples,
+    refuse_workers,
+    required,
+)
 from magi_attention.integrations.transformers import (
     NAME,
     PLAN_KEYWORD,
     check_model,
     register,
-    shard,
+    rows_of_rank,
 )
 
 _IGNORED_LABEL = -100
@@ -184,11 +187,7 @@ class MagiCollator:
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """A batch of Trainer."""
-        if torch.utils.data.get_worker_info() is not None:
-            raise ValueError(
-                "the collator runs in a worker of a DataLoader; allowed: dataloader_num_workers=0, "
-                "as plans stay in the process that makes them"
-            )
+        refuse_workers("the collator")
         if any(code is _DISPATCHES for code in _codes_of_callers()):
             raise ValueError(_DISPATCHED)
         refuse_lone_process(self.cp_group)
@@ -199,7 +198,7 @@ class MagiCollator:
         ids, labels, positions, seqlens = self._packed(samples, lengths)
         plans = plans_of_documents(self.model, seqlens, self.cp_group, self.config)
         first = next(iter(plans.values())) if isinstance(plans, Mapping) else plans
-        arguments = shard(first, ids, labels, positions, self.model)
+        arguments = rows_of_rank(first, ids, labels, positions, self.model)
         return {**arguments, PLAN_KEYWORD: plans}
 
     def _packed(self, samples, lengths: list[int]):
@@ -227,28 +226,15 @@ class MagiCollator:
         """The samples of all ranks, in the order of ranks."""
         if size_of(self.cp_group) == 1:
             return samples
-        given = _digest(samples) if self.is_same_on_ranks else samples
+        if self.is_same_on_ranks:
+            refuse_other_samples(samples, self.cp_group, _SAME)
+            return samples
         gathered: list[Any] = [None] * size_of(self.cp_group)
-        dist.all_gather_object(gathered, given, group=self.cp_group)
-        if not self.is_same_on_ranks:
-            return [sample for of_rank in gathered for sample in of_rank]
-        other = [rank for rank, digest in enumerate(gathered) if digest != gathered[0]]
-        if other:
-            raise ValueError(
-                f"is_same_on_ranks is True, but ranks {other} of cp_group are given other samples "
-                "than rank 0; allowed: the same samples on its ranks, or False, with which each "
-                "brings its own"
-            )
-        return samples
+        dist.all_gather_object(gathered, samples, group=self.cp_group)
+        return [sample for of_rank in gathered for sample in of_rank]
 
 
-def _digest(samples: list[dict]) -> bytes:
-    found = hashlib.sha256()
-    for sample in samples:
-        for name, value in sample.items():
-            found.update(f"{name} {list(value.shape)}".encode())
-            found.update(value.cpu().to(torch.int64).contiguous().numpy().tobytes())
-    return found.digest()
+_SAME = "the same on its ranks, or is_same_on_ranks=False, with which each brings its own"
 
 
 def _codes_of_callers() -> Iterator[CodeType]:

@@ -58,6 +58,7 @@ from magi_attention.integrations._model_checks import (
     virtual_tokens,
 )
 from magi_attention.integrations._model_rows import needs_whole_tables, over_ranks
+from magi_attention.integrations._packed_batch import refuse_other_samples
 from magi_attention.plan import BoundPlan
 
 NAME = "magi"
@@ -469,9 +470,16 @@ def shard(
     labels are given: shift_labels[i] is what row i predicts, and so is labels[i + 1], as everywhere
     in transformers, but for a rank's last row, whose label stands at 0. Give the model
     num_items_in_batch too, the tokens with a label on all ranks: losses of ranks then add up to
-    that of the sequence. ValueError for other shapes, for a plan that gives a rank no rows, and by
-    the name of a model that does not fit.
+    that of the sequence. Collective. ValueError for other shapes, for ranks with other tensors, for
+    a plan that gives a rank no rows, and by the name of a model that does not fit.
     """
+    given = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
+    refuse_other_samples([given], bound_of(plan).cp_group)
+    return rows_of_rank(plan, input_ids, labels, position_ids, model)
+
+
+def rows_of_rank(plan: AnyPlan, input_ids, labels, position_ids, model) -> dict[str, Any]:
+    """Does what shard does, without comparing ranks."""
     bound = bound_of(plan)
     _refuse_idle_ranks(bound)
     rows = bound.total_seqlen
