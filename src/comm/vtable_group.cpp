@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <atomic>
 #include <memory>
-#include <mutex>
-#include <new>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/check.hpp"
 #include "base/words.hpp"
+#include "comm/net/first_failure.hpp"
 #include "comm/net/group_log.hpp"
 #include "comm/rows/call_options.hpp"
 #include "comm/rows/exchange_kind.hpp"
@@ -45,36 +42,22 @@ struct Supplied {
     if (status == MAGI_VTABLE_OK) {
       const CommError error("an interrupt cut a function of the supplied group short",
                             CommFailure::Aborted);
-      fail(error);
+      failure.set(error);
       vtable.abort(vtable.context, error.what());
       throw error;
     }
-    std::int32_t failure = 0;
-    const char* text = vtable.last_error(vtable.context, &failure);
+    std::int32_t kind = 0;
+    const char* text = vtable.last_error(vtable.context, &kind);
     try {
-      throw_status(status, failure, text != nullptr ? text : "the supplied group failed");
+      throw_status(status, kind, text != nullptr ? text : "the supplied group failed");
     } catch (const CommError& error) {
-      fail(error);
+      failure.set(error);
       throw;
     }
   }
 
-  /// Marks the group as failed; the first failure is the one that is told.
-  void fail(const CommError& error) noexcept {
-    const std::lock_guard lock(mutex_);
-    if (!failure_) failure_.emplace(error);
-  }
-
-  void check_failure() const {
-    const std::lock_guard lock(mutex_);
-    if (failure_) throw CommError(*failure_);
-  }
-
   const magi_comm_vtable vtable;
-
- private:
-  mutable std::mutex mutex_;  ///< abort comes from any thread
-  std::optional<CommError> failure_;
+  comm::FirstFailure failure;  ///< set by abort too, from any thread
 };
 
 /// One exchange of the caller's.
@@ -212,17 +195,13 @@ class SuppliedGroup final : public Communicator {
   bool has_device_exchange() const override { return has(MAGI_COMM_MOVES_DEVICE_MEMORY); }
 
   void abort(const std::string& reason) noexcept override {
-    if (!has_aborted_.exchange(true)) comm::log_abort(rank(), reason);
-    try {
-      const std::string text = "rank " + std::to_string(rank()) + " aborted: " + reason;
-      group_->fail(CommError(text, CommFailure::Aborted));
-    } catch (const std::bad_alloc&) {
-      group_->fail(without_memory_);  // copying it takes no memory
+    if (group_->failure.set(rank(), " aborted: ", reason.c_str(), CommFailure::Aborted)) {
+      comm::log_abort(rank(), reason);
     }
     group_->vtable.abort(context(), reason.c_str());
   }
 
-  void check() const override { group_->check_failure(); }
+  void check() const override { group_->failure.check(); }
 
   void close_sync() override { group_->check(group_->vtable.close(context())); }
 
@@ -240,9 +219,6 @@ class SuppliedGroup final : public Communicator {
   bool has(std::int32_t feature) const { return (group_->vtable.features & feature) != 0; }
 
   std::shared_ptr<Supplied> group_;
-  std::atomic<bool> has_aborted_ = false;
-  const CommError without_memory_{"a rank aborted, and there was no memory to tell why",
-                                  CommFailure::Aborted};
 };
 
 void check_entries(const magi_comm_vtable& vtable) {

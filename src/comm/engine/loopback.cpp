@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <condition_variable>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <utility>
 
 #include "base/words.hpp"
 #include "comm/engine/device_transport.hpp"
+#include "comm/net/first_failure.hpp"
 #include "comm/rows/call_options.hpp"
 #include "cuda/device.hpp"
 #include "cuda/order_event.hpp"
@@ -48,7 +48,7 @@ class Meeting {
   /// Returns when every rank has called it as often as this one.
   void meet_sync(std::int32_t rank, const ExchangeTag& tag) {
     std::unique_lock lock(mutex_);
-    throw_failure();
+    failure_.check();
     const std::uint64_t round = round_;
     is_here_[static_cast<std::size_t>(rank)] = true;
     if (++num_here_ == is_here_.size()) {
@@ -58,47 +58,36 @@ class Meeting {
       changed_.notify_all();
       return;
     }
-    const auto is_over = [&] { return round_ != round || has_failed(); };
+    const auto is_over = [&] { return round_ != round || failure_.is_set(); };
     if (!changed_.wait_for(lock, deadline_, is_over)) {
-      set_failure("rank " + std::to_string(rank) + " waited " + std::to_string(deadline_.count()) +
-                      " ms for " + missing_ranks() + " in an exchange of device memory, " +
-                      describe(tag),
-                  CommFailure::Timeout);
+      failure_.set({"rank " + std::to_string(rank) + " waited " +
+                        std::to_string(deadline_.count()) + " ms for " + missing_ranks() +
+                        " in an exchange of device memory, " + describe(tag),
+                    CommFailure::Timeout});
+      changed_.notify_all();
     }
-    if (round_ == round) throw_failure();
+    if (round_ == round) failure_.check();
   }
 
-  void fail(const std::string& text, CommFailure failure) noexcept {
-    const std::lock_guard lock(mutex_);
-    set_failure(text, failure);
+  void abort(std::int32_t rank, const std::string& reason) noexcept {
+    failure_.set(rank, " aborted: ", reason.c_str(), CommFailure::Aborted);
+    wake();
   }
 
-  [[noreturn]] void fail_and_throw(const std::string& text, CommFailure failure) {
-    fail(text, failure);
-    const std::lock_guard lock(mutex_);
-    throw_failure();
-    throw CommError(text, failure);
+  /// Throws the first failure, which this may be.
+  void refuse(const std::string& text) {
+    failure_.set({text, CommFailure::PlanMismatch});
+    wake();
+    failure_.check();
   }
 
   std::vector<Offer> offers;  ///< [num_ranks], each written by its rank between meetings
   std::vector<std::optional<RankEvents>> events;  ///< likewise
 
  private:
-  void set_failure(const std::string& text, CommFailure failure) noexcept {
-    if (failure_ || failure_without_text_) return;
-    try {
-      failure_.emplace(text, failure);
-    } catch (const std::bad_alloc&) {
-      failure_without_text_ = failure;
-    }
+  void wake() noexcept {
+    { const std::lock_guard lock(mutex_); }  // who looked before the failure was there waits by now
     changed_.notify_all();
-  }
-  bool has_failed() const { return failure_ || failure_without_text_; }
-  void throw_failure() const {
-    if (failure_) throw CommError(failure_->what(), failure_->failure());
-    if (failure_without_text_) {
-      throw CommError("the group has failed, and memory was out", *failure_without_text_);
-    }
   }
   std::string missing_ranks() const {
     std::string text;
@@ -114,8 +103,7 @@ class Meeting {
   std::vector<bool> is_here_;
   std::size_t num_here_ = 0;
   std::uint64_t round_ = 0;
-  std::optional<CommError> failure_;
-  std::optional<CommFailure> failure_without_text_;  ///< where there was no memory for it
+  FirstFailure failure_;
 };
 
 class Loopback final : public DeviceTransport {
@@ -134,13 +122,7 @@ class Loopback final : public DeviceTransport {
     for (const auto& events : meeting_->events) events->taken.await(queue);
   }
 
-  void abort(const std::string& reason) noexcept override {
-    try {
-      meeting_->fail("rank " + std::to_string(rank_) + " aborted: " + reason, CommFailure::Aborted);
-    } catch (const std::bad_alloc&) {
-      meeting_->fail(reason, CommFailure::Aborted);
-    }
-  }
+  void abort(const std::string& reason) noexcept override { meeting_->abort(rank_, reason); }
 
  private:
   void offer(const ByteExchange& exchange, cudaStream_t stream) {
@@ -161,24 +143,20 @@ class Loopback final : public DeviceTransport {
       const std::string name = "rank " + std::to_string(peer);
       if (theirs.tag.plan_digest != exchange.tag.plan_digest ||
           theirs.tag.stage != exchange.tag.stage || theirs.kind != exchange.kind) {
-        meeting_->fail_and_throw(name + " is in " + describe(theirs.tag) + ", rank " +
-                                     std::to_string(rank_) + " in " + describe(exchange.tag),
-                                 CommFailure::PlanMismatch);
+        meeting_->refuse(name + " is in " + describe(theirs.tag) + ", rank " +
+                         std::to_string(rank_) + " in " + describe(exchange.tag));
       }
       if (theirs.tag.options != exchange.tag.options) {
-        meeting_->fail_and_throw(
-            other_options_text(rank_, exchange.tag.options, static_cast<std::int32_t>(peer),
-                               theirs.tag.options) +
-                "; in " + describe(exchange.tag),
-            CommFailure::PlanMismatch);
+        meeting_->refuse(other_options_text(rank_, exchange.tag.options,
+                                            static_cast<std::int32_t>(peer), theirs.tag.options) +
+                         "; in " + describe(exchange.tag));
       }
       const std::int64_t sent = theirs.send_bytes[static_cast<std::size_t>(rank_)];
       if (sent != exchange.receive_bytes[peer]) {
-        meeting_->fail_and_throw(name + " sends rank " + std::to_string(rank_) + " " +
-                                     std::to_string(sent) + " bytes, expected " +
-                                     std::to_string(exchange.receive_bytes[peer]) + ", in " +
-                                     describe(exchange.tag),
-                                 CommFailure::PlanMismatch);
+        meeting_->refuse(name + " sends rank " + std::to_string(rank_) + " " +
+                         std::to_string(sent) + " bytes, expected " +
+                         std::to_string(exchange.receive_bytes[peer]) + ", in " +
+                         describe(exchange.tag));
       }
     }
   }

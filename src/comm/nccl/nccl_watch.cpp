@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/nccl/nccl_watch.hpp"
 
-#include <new>
 #include <string>
 #include <utility>
 
@@ -44,35 +43,26 @@ NcclWatch::NcclWatch(std::shared_ptr<NcclComm> comm, std::shared_ptr<const CommD
       alarms_(std::move(alarms)),
       rank_(rank),
       deadline_(deadline),
-      without_memory_("rank " + std::to_string(rank) + " has failed, and memory was out",
-                      CommFailure::Aborted),
       thread_([this] { run(); }) {}
 
 NcclWatch::~NcclWatch() { stop(); }
 
-void NcclWatch::throw_failure() const {
-  if (!has_failed_.load(std::memory_order_acquire)) return;
-  const std::lock_guard lock(mutex_);
-  throw CommError(failure_->what(), failure_->failure());
+bool NcclWatch::fail(const CommError& error) noexcept {
+  const bool is_first = failure_.set(error);
+  wake();
+  return is_first;
 }
 
-bool NcclWatch::fail(const CommError& error) noexcept {
-  bool is_first = false;
-  {
-    const std::lock_guard lock(mutex_);
-    is_first = !failure_;
-    if (is_first) failure_.emplace(error);
-    has_failed_.store(true, std::memory_order_release);
-  }
+void NcclWatch::wake() noexcept {
+  { const std::lock_guard lock(mutex_); }  // who looked before the failure was there waits by now
   changed_.notify_all();
   alarms_->wake();
-  return is_first;
 }
 
 void NcclWatch::fail_as_bootstrap(const CommError& error) noexcept {
   if (error.failure() == CommFailure::PeerDied) {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, 4 * kTick, [this] { return failure_.has_value(); });
+    changed_.wait_for(lock, 4 * kTick, [this] { return failure_.is_set(); });
   }
   fail(error);
 }
@@ -82,11 +72,9 @@ void NcclWatch::fail_as_found(const CommError& error) noexcept {
 }
 
 bool NcclWatch::fail_with(const char* what, const char* reason, CommFailure failure) noexcept {
-  try {
-    return fail({"rank " + std::to_string(rank_) + what + reason, failure});
-  } catch (const std::bad_alloc&) {
-    return fail(without_memory_);  // copying it takes no memory
-  }
+  const bool is_first = failure_.set(rank_, what, reason, failure);
+  wake();
+  return is_first;
 }
 
 void NcclWatch::abort(const std::string& reason) noexcept {
@@ -104,12 +92,12 @@ void NcclWatch::add(NcclFlight flight) {
 void NcclWatch::drain_sync() {
   alarms_->wake();  // a look at the exchanges now
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return flights_.empty() || failure_.has_value(); });
+  changed_.wait(lock, [this] { return flights_.empty() || failure_.is_set(); });
 }
 
 void NcclWatch::leave() noexcept {
   stop();
-  if (!has_failed_.load(std::memory_order_acquire)) alarms_->leave();
+  if (!failure_.is_set()) alarms_->leave();
 }
 
 void NcclWatch::stop() noexcept {
@@ -137,12 +125,12 @@ void NcclWatch::run() {
 }
 
 void NcclWatch::inspect() {
-  if (!has_failed_.load(std::memory_order_acquire)) {
+  if (!failure_.is_set()) {
     std::optional<CommError> found = comm_->async_error();
     if (!found) found = inspect_flights();
     if (found) fail_as_found(*found);
   }
-  if (has_failed_.load(std::memory_order_acquire)) end_group();
+  if (failure_.is_set()) end_group();
 }
 
 std::optional<CommError> NcclWatch::inspect_flights() {
@@ -167,11 +155,7 @@ std::optional<CommError> NcclWatch::inspect_flights() {
 
 void NcclWatch::end_group() {
   if (std::exchange(has_ended_, true)) return;
-  std::optional<CommError> failure;
-  {
-    const std::lock_guard lock(mutex_);
-    failure = failure_;
-  }
+  const std::optional<CommError> failure = failure_.get();
   alarms_->tell(*failure);
   try {
     if (failure->failure() == CommFailure::PeerDied) wait_for_last_flights();

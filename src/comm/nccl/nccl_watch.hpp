@@ -14,6 +14,7 @@
 #include "comm/nccl/comm_device.hpp"
 #include "comm/nccl/nccl_comm.hpp"
 #include "comm/net/failure_channel.hpp"
+#include "comm/net/first_failure.hpp"
 
 namespace magi::comm {
 
@@ -41,7 +42,7 @@ class NcclWatch {
   ~NcclWatch();
 
   /// Throws the group's failure.
-  void throw_failure() const;
+  void throw_failure() const { failure_.check(); }
   /// The first failure counts; whether this is it. From any thread.
   bool fail(const CommError& error) noexcept;
   /// Fails as the bootstrap did, unless another rank tells why meanwhile: a rank that ends behind a
@@ -66,6 +67,8 @@ class NcclWatch {
   std::optional<CommError> inspect_flights();
   void end_group();
   void wait_for_last_flights();
+  /// Wakes who waits for a failure.
+  void wake() noexcept;
   void stop() noexcept;
 
   std::shared_ptr<NcclComm> comm_;
@@ -73,13 +76,11 @@ class NcclWatch {
   std::unique_ptr<FailureChannel> alarms_;
   const std::int32_t rank_;
   const std::chrono::milliseconds deadline_;
-  const CommError without_memory_;  ///< stands for one that there is no memory for
+  FirstFailure failure_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<CommError> failure_;
   std::list<NcclFlight> flights_;
-  std::atomic<bool> has_failed_ = false;  ///< failure_ is there
   std::atomic<bool> is_stopping_ = false;
   bool has_ended_ = false;  ///< of the thread: the communicator was aborted
   std::thread thread_;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 #include <utility>
 
 #include "base/check.hpp"
@@ -260,30 +259,23 @@ std::string PeerLink::place_text(const PeerMailbox& box) const {
 }
 
 void PeerLink::check() {
-  const std::lock_guard lock(mutex_);
   const PeerMailbox& box = *mailbox_;
   const auto failed = std::atomic_ref(mailbox_->failed).load(std::memory_order_acquire);
-  if (!failure_ && failed != PeerWait::None) {
+  if (!failure_.is_set() && failed != PeerWait::None) {
     const CommFailure kind = failed == PeerWait::OtherPlan ? CommFailure::PlanMismatch
                              : failed == PeerWait::Left    ? CommFailure::Aborted
                                                            : CommFailure::Timeout;
-    failure_.emplace(failure_text(box), kind);
+    failure_.set({failure_text(box), kind});
   }
-  if (!failure_) return;
-  if (failure_->failure() != CommFailure::PeerDied) throw CommError(*failure_);
-  throw CommError(failure_->what() + place_text(box), failure_->failure());
+  const std::optional<CommError> failure = failure_.get();
+  if (!failure) return;
+  if (failure->failure() != CommFailure::PeerDied) throw CommError(*failure);
+  throw CommError(failure->what() + place_text(box), failure->failure());
 }
 
 void PeerLink::fail(std::int32_t rank, const char* what, const char* reason,
                     CommFailure failure) noexcept {
-  const std::lock_guard lock(mutex_);
-  if (!failure_) {
-    try {
-      failure_.emplace(rank_name(rank) + what + reason, failure);
-    } catch (const std::bad_alloc&) {
-      failure_.emplace(without_memory_);  // copying it takes no memory
-    }
-  }
+  failure_.set(rank, what, reason, failure);
   std::atomic_ref(mailbox_->is_closed).store(1, std::memory_order_release);
 }
 

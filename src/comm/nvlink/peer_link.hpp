@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/net/first_failure.hpp"
 #include "comm/net/process_watch.hpp"
 #include "comm/nvlink/peer_exchanger.hpp"
 #include "comm/nvlink/peer_kernels.hpp"
@@ -116,9 +117,8 @@ class PeerLink {
   bool is_in_pass_ = false;
   bool is_sharing_gpu_ = false;  ///< with ranks of its process
 
-  std::mutex mutex_;
-  std::optional<CommError> failure_;
-  const CommError without_memory_{"the group has failed, and memory was out", CommFailure::Aborted};
+  FirstFailure failure_;
+  std::mutex mutex_;  ///< of is_ending_
   std::condition_variable stop_;
   bool is_ending_ = false;
   std::optional<ProcessWatch> processes_;
