@@ -20,7 +20,7 @@ from magi_attention._native.vtable import Communicator
 from magi_attention.backends._table import refuse_margin
 from magi_attention.comm.group import make_communicator, rank_of, size_of
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, naming
-from magi_attention.common._slices import MaskTypes, check_inside, to_mask_types
+from magi_attention.common._slices import MaskTypes, check_equally_many, check_inside, to_mask_types
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.plan_report import PlanReport, find_report
@@ -96,17 +96,11 @@ class Plan:
         ValueError for ranges outside the sequence, for numbers of heads that do not divide and for
         sizes out of bounds; TypeError for arguments of other types.
         """
-        for name, value, kind in (
-            ("q_ranges", q_ranges, AttnRanges),
-            ("k_ranges", k_ranges, AttnRanges),
-        ):
-            check_kind(name, value, kind, kind.__name__)
+        for name, ranges in (("q_ranges", q_ranges), ("k_ranges", k_ranges)):
+            check_kind(name, ranges, AttnRanges, "AttnRanges")
         check_int("total_seqlen", total_seqlen, 1, MAX_ROWS)
         sizes = _sizes(cp_size, num_heads_q, num_heads_kv, head_dim)
-        if len(q_ranges) != len(k_ranges):
-            raise ValueError(
-                f"k_ranges has {len(k_ranges)} entries; allowed: {len(q_ranges)}, as q_ranges"
-            )
+        check_equally_many(q_ranges, k_ranges)
         types = to_mask_types(attn_mask_type, len(q_ranges))
         mask = _to_mask(q_ranges, k_ranges, types, total_seqlen)
         chosen = chosen_config(config, placement, overlap, work)

@@ -14,7 +14,7 @@ from magi_attention._native.attention import accumulator_dtype
 from magi_attention._native.backend import Inputs, Limits, Problem
 from magi_attention.backends import _registry
 from magi_attention.backends._peer import Kernel, PeerAttention, Sums
-from magi_attention.backends._runs import Runs, blocks_of, bounds
+from magi_attention.backends._runs import Runs, block_mask_of, bounds
 
 NAME = "flex"
 LEAST_CAPABILITY = (7, 5)
@@ -101,8 +101,6 @@ def _limits_of_compiler() -> dict[str, int]:
 
 
 def _block_mask(runs: Runs, device: torch.device):
-    from torch.nn.attention.flex_attention import BlockMask
-
     num_runs = int(runs.counts().max())
     held = bounds(runs, num_runs, runs.num_rows + _BLOCK).to(device)
 
@@ -112,16 +110,7 @@ def _block_mask(runs: Runs, device: torch.device):
             seen = seen | ((held[2 * run, row] <= key) & (key < held[2 * run + 1, row]))
         return seen
 
-    blocks = blocks_of(runs, _BLOCK, _BLOCK)
-    lists = []
-    for shown in (blocks.part, blocks.whole):
-        # Those that are set, in order, before the others.
-        order = torch.argsort(shown.int(), dim=1, descending=True, stable=True)
-        lists += [shown.sum(1).int(), order.int()]
-    return BlockMask.from_kv_blocks(
-        *(t[None, None].contiguous().to(device) for t in lists), BLOCK_SIZE=_BLOCK, mask_mod=sees,
-        seq_lengths=(runs.num_rows, runs.num_keys),
-    )  # fmt: skip
+    return block_mask_of(runs, _BLOCK, sees, device)
 
 
 def _kernels(problem: Problem, layers: list[Runs]) -> list[tuple[Kernel, Runs]]:

@@ -142,6 +142,23 @@ def blocks_of(runs: Runs, height: int, width: int) -> Blocks:
     return Blocks(whole, touched & ~whole)
 
 
+def block_mask_of(runs: Runs, size: int, mask_mod, device: torch.device):
+    """FlexAttention's BlockMask of the runs, by blocks of `size` rows and keys; mask_mod: for
+    those that are shown in part.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    blocks, lists = blocks_of(runs, size, size), []
+    for shown in (blocks.part, blocks.whole):
+        # Those that are set, in order, before the others.
+        order = torch.argsort(shown.int(), dim=1, descending=True, stable=True)
+        lists += [shown.sum(1).int(), order.int()]
+    return BlockMask.from_kv_blocks(
+        *(t[None, None].contiguous().to(device) for t in lists), BLOCK_SIZE=size, mask_mod=mask_mod,
+        seq_lengths=(runs.num_rows, runs.num_keys),
+    )  # fmt: skip
+
+
 def listed(shown: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns for each row of a matrix of flags how many are set, int32 [rows], and which, int32
     [rows, most] in ascending order.

@@ -53,6 +53,14 @@ def typed_ranges(mask: MaskHandle) -> tuple[AttnRanges, AttnRanges, list[AttnMas
     )
 
 
+def check_equally_many(
+    q_ranges: AttnRanges, others: Sequence, name: str = "k_ranges", wanted: str = "q_ranges"
+) -> None:
+    """ValueError unless there are as many others as q_ranges."""
+    if len(others) != len(q_ranges):
+        raise ValueError(f"{name} has {len(others)} entries; allowed: {len(q_ranges)}, as {wanted}")
+
+
 def check_inside(name: str, ranges: AttnRanges, rows: int) -> None:
     """TypeError or ValueError for a range that is not ints with 0 <= start <= end <= rows."""
     for index, attn_range in enumerate(ranges):
@@ -74,10 +82,7 @@ def apply_padding(
         check_kind(name, ranges, AttnRanges, "AttnRanges")
     check_kind("attn_mask_type", attn_mask_type, (list, tuple), "a list of AttnMaskType")
     for name, given in (("k_ranges", k_ranges), ("attn_mask_type", attn_mask_type)):
-        if len(given) != len(q_ranges):
-            raise ValueError(
-                f"{name} has {len(given)} entries; allowed: {len(q_ranges)}, as q_ranges"
-            )
+        check_equally_many(q_ranges, given, name)
     check_int("total_seqlen", total_seqlen, 0)
     check_int("pad_size", pad_size, 0)
     padded_q, padded_k = q_ranges.clone(), k_ranges.clone()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from magi_attention.common._arguments import MAX_ROWS, check_choice, check_int
+from magi_attention.common._arguments import MAX_ROWS, check_choice, check_int, check_kind
 from magi_attention.config.dispatch import DispatchConfig
 from magi_attention.config.grpcoll import GrpCollConfig
 from magi_attention.config.overlap import OverlapConfig, chosen_overlap
@@ -37,16 +37,9 @@ class DistAttnConfig:
     head_shares: int = 0
 
     def __post_init__(self) -> None:
-        expected = (
-            ("dispatch_config", DispatchConfig),
-            ("overlap_config", OverlapConfig),
-            ("grpcoll_config", GrpCollConfig),
-        )
-        for name, kind in expected:
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(
-                    f"{name} is a {type(getattr(self, name)).__name__}; allowed: {kind.__name__}"
-                )
+        check_kind("dispatch_config", self.dispatch_config, DispatchConfig, "DispatchConfig")
+        check_kind("overlap_config", self.overlap_config, OverlapConfig, "OverlapConfig")
+        check_kind("grpcoll_config", self.grpcoll_config, GrpCollConfig, "GrpCollConfig")
         if self.work is not None:
             check_choice("work", self.work, WORK_MODES)
         check_int("head_shares", self.head_shares, 0, MAX_ROWS)

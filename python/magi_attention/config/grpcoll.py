@@ -5,7 +5,7 @@ from the plan, so the fields have no effect.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from magi_attention.common._arguments import check_int
 
@@ -23,13 +23,6 @@ class GrpCollConfig:
     num_rdma_bytes: int = 0
 
     def __post_init__(self) -> None:
-        for name, lowest in (
-            ("num_sms", 1),
-            ("nvl_chunk_size", 1),
-            ("nvl_buffer_size", 1),
-            ("rdma_chunk_size", 1),
-            ("rdma_buffer_size", 1),
-            ("num_nvl_bytes", 0),
-            ("num_rdma_bytes", 0),
-        ):
-            check_int(name, getattr(self, name), lowest)
+        for part in fields(self):
+            lowest = 0 if part.name.endswith("_bytes") else 1
+            check_int(part.name, getattr(self, part.name), lowest)

@@ -192,6 +192,7 @@ def roll_p2p(
 
 
 # The original's other names; there is one transport.
-_RollSimpleP2P, roll_simple_p2p = _RollP2P, roll_p2p
+_RollSimpleP2P = _RollP2P
+roll_simple_p2p = roll_p2p
 
 __all__ = ["dispatch_func", "roll_p2p", "roll_simple_p2p", "undispatch_func"]

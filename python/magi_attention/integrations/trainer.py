@@ -261,6 +261,17 @@ _DISPATCHED = (
 )
 
 
+_AVERAGES = "average_tokens_across_devices"
+# Arguments of Trainer, with what they must be and why.
+_ALLOWED = {
+    "remove_unused_columns": "False, as samples say with columns that no model takes where "
+    "documents end and what is learned",
+    _AVERAGES: "True over ranks, which hold different numbers of tokens",
+    "dataloader_num_workers": "0, as plans stay in the process that makes them",
+    "label_smoothing_factor": "0, as Trainer shifts labels itself for it",
+}
+
+
 class MagiCallback(TrainerCallback):
     """Checks, when training begins, what would make a Trainer's losses wrong over ranks, and sets
     attn_implementation="magi" where the model has another one. ValueError by name of the argument.
@@ -297,26 +308,11 @@ class MagiCallback(TrainerCallback):
 
     def on_train_begin(self, args, state, control, model=None, **others) -> None:
         """Returns what the class says."""
-        if args.remove_unused_columns:
-            raise ValueError(
-                "remove_unused_columns is True; allowed: False, as samples say with columns that "
-                "no model takes where documents end and what is learned"
-            )
-        if args.world_size > 1 and not args.average_tokens_across_devices:
-            raise ValueError(
-                "average_tokens_across_devices is False; allowed: True over ranks, which hold "
-                "different numbers of tokens"
-            )
-        if args.dataloader_num_workers:
-            raise ValueError(
-                f"dataloader_num_workers is {args.dataloader_num_workers}; allowed: 0, as plans "
-                "stay in the process that makes them"
-            )
-        if args.label_smoothing_factor:
-            raise ValueError(
-                f"label_smoothing_factor is {args.label_smoothing_factor}; allowed: 0, as Trainer "
-                "shifts labels itself for it"
-            )
+        for name, reason in _ALLOWED.items():
+            value = getattr(args, name)
+            is_wrong = args.world_size > 1 and not value if name == _AVERAGES else value
+            if is_wrong:
+                raise ValueError(f"{name} is {value}; allowed: {reason}")
         for name in _OTHER_SHARDS:
             size = getattr(args.parallelism_config, name, 1)
             if size != 1:

@@ -11,8 +11,9 @@ from torch.overrides import TorchFunctionMode
 
 from magi_attention._native.handles import MaskHandle
 from magi_attention._native.tensors import as_plain
+from magi_attention.backends._runs import Runs, block_mask_of
 from magi_attention.common._arguments import MAX_ROWS, check_int
-from magi_attention.masks._mask import Mask, check_mask, from_intervals, padded_runs
+from magi_attention.masks._mask import Mask, check_mask, from_intervals, padded_runs, rows_of_runs
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 _STRIP_PAIRS = 1 << 24  # that a mask_mod is asked for at once
@@ -75,8 +76,7 @@ def _packed(parts: list[Mask], rows_q: int, rows_k: int) -> Mask:
 def to_matrix(mask: Mask) -> torch.Tensor:
     """bool [rows_q, rows_k]."""
     check_mask(mask)
-    offsets, runs = mask.runs
-    rows = torch.repeat_interleave(torch.arange(mask.rows_q, device="cpu"), offsets.diff())
+    rows, runs = rows_of_runs(mask), mask.runs[1]
     edges = torch.zeros(mask.rows_q, mask.rows_k + 1, dtype=torch.int8, device="cpu")
     edges[rows, runs[:, 0].long()] = 1
     edges[rows, runs[:, 1].long()] -= 1
@@ -207,9 +207,10 @@ def _rows_of_blocks(mask_mod, of: list, tables, rows, sizes: tuple[int, int, int
         counts, indices = tables[f"{prefix}kv_num_blocks"], tables[f"{prefix}kv_indices"]
         if counts is not None:
             found.extend(indices[block, : int(counts[block])].tolist())
-    pairs = [(b * size, min((b + 1) * size, rows_k)) for b in whole]
-    every = torch.tensor(pairs, dtype=torch.int32, device="cpu").view(1, -1, 2)
-    every = every.expand(len(rows), -1, 2)
+    spans = [(b * size, min((b + 1) * size, rows_k)) for b in whole]
+    seen = torch.arange(len(rows), device="cpu").repeat_interleave(len(spans))
+    intervals = torch.tensor(spans, dtype=torch.int32, device="cpu").view(-1, 2)
+    intervals = intervals.repeat(len(rows), 1)
     if partial:
         spans = ((b * size, min((b + 1) * size, rows_k)) for b in partial)
         columns = torch.cat([torch.arange(*span, device=rows.device) for span in spans])
@@ -221,58 +222,20 @@ def _rows_of_blocks(mask_mod, of: list, tables, rows, sizes: tuple[int, int, int
                     f"mask_mod of batch {one[0]} and head {one[1]} differs in row {row} from that "
                     "of batch 0 and head 0; allowed: one mask"
                 )
-        seen = first.nonzero()
-        single = columns.to("cpu")[seen[:, 1]].int()
-        single = torch.stack((single, single + 1), 1)
-        counts = torch.bincount(seen[:, 0], minlength=len(rows)) + every.shape[1]
-        offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-        intervals = torch.empty(int(offsets[-1]), 2, dtype=torch.int32, device="cpu")
-        is_single = torch.ones(len(intervals), dtype=torch.bool, device="cpu")
-        places = offsets[:-1, None] + torch.arange(every.shape[1], device="cpu")
-        is_single[places.flatten()] = False
-        intervals[is_single], intervals[~is_single] = single, every.reshape(-1, 2)
-        return from_intervals(offsets, intervals, rows_k).runs
-    offsets = torch.arange(len(rows) + 1, device="cpu") * every.shape[1]
-    return from_intervals(offsets, every.reshape(-1, 2), rows_k).runs
+        pairs = first.nonzero()
+        single = columns.to("cpu")[pairs[:, 1]].int()
+        seen, order = torch.cat((seen, pairs[:, 0])).sort(stable=True)
+        intervals = torch.cat((intervals, torch.stack((single, single + 1), 1)))[order]
+    counts = torch.bincount(seen, minlength=len(rows))
+    return from_intervals(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), intervals, rows_k).runs
 
 
 def to_block_mask(mask: Mask, block_size: int = 128, device: Any = None) -> Any:
     """The mask as FlexAttention's BlockMask for any batch and heads, without looking at pairs."""
     check_mask(mask)
-    from torch.nn.attention.flex_attention import BlockMask
-
     size = check_int("block_size", block_size, 1)
     device = torch.get_default_device() if device is None else device
-    pairs = _pairs_of_blocks(mask, size)
-    is_whole = pairs == size * size  # blocks that end with the sequence are not, as torch has it
-    tables = []
-    for chosen in ((pairs > 0) & ~is_whole, is_whole):
-        order = torch.argsort(chosen.int(), dim=1, descending=True, stable=True)
-        tables.append(chosen.sum(1).int()[None, None].to(device))
-        tables.append(order.int()[None, None].contiguous().to(device))
-    return BlockMask.from_kv_blocks(
-        *tables, BLOCK_SIZE=size, mask_mod=to_mask_mod(mask, device),
-        seq_lengths=(mask.rows_q, mask.rows_k),
-    )  # fmt: skip
-
-
-def _pairs_of_blocks(mask: Mask, size: int) -> torch.Tensor:
-    """int64 [blocks of queries, blocks of keys]: pairs that are seen."""
-    blocks_q, blocks_k = -(-mask.rows_q // size), -(-mask.rows_k // size)
-    offsets, runs = mask.runs
-    rows = torch.repeat_interleave(torch.arange(mask.rows_q, device="cpu"), offsets.diff()) // size
-    begins, ends = runs.long().unbind(1)
-    first, last = begins // size, (ends - 1) // size
-    found = torch.zeros(blocks_q * (blocks_k + 1), dtype=torch.int64, device="cpu")
-    steps = torch.zeros_like(found)
-    line = rows * (blocks_k + 1)
-    is_one = first == last
-    found.index_add_(
-        0, line + first, torch.where(is_one, ends - begins, (first + 1) * size - begins)
-    )
-    found.index_add_(0, line + last, torch.where(is_one, 0, ends - last * size))
-    between = torch.where(is_one, 0, size)  # in each block from first + 1 to last - 1
-    steps.index_add_(0, line + first + 1, between)
-    steps.index_add_(0, line + last, -between)
-    found = found.view(blocks_q, -1) + steps.view(blocks_q, -1).cumsum(1)
-    return found[:, :blocks_k]
+    begins, ends = mask.runs[1].long().unbind(1)
+    runs = Runs(rows_of_runs(mask), begins, ends, mask.rows_q, mask.rows_k)
+    # Blocks that end with the sequence are not whole, as torch has it.
+    return block_mask_of(runs, size, to_mask_mod(mask, device), device)

@@ -13,7 +13,13 @@ import torch
 from magi_attention._native.handles import MaskHandle
 from magi_attention._native.tensors import as_plain, as_tensor
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind
-from magi_attention.common._slices import MaskTypes, check_inside, to_mask_types, typed_ranges
+from magi_attention.common._slices import (
+    MaskTypes,
+    check_equally_many,
+    check_inside,
+    to_mask_types,
+    typed_ranges,
+)
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.ranges import AttnRanges
 
@@ -143,10 +149,7 @@ def from_ranges(
     ):
         check_kind(name, ranges, AttnRanges, "AttnRanges")
         check_inside(name, ranges, rows)
-    if len(q_ranges) != len(k_ranges):
-        raise ValueError(
-            f"k_ranges has {len(k_ranges)} entries; allowed: {len(q_ranges)}, as q_ranges"
-        )
+    check_equally_many(q_ranges, k_ranges)
     types = [t.to_int_type() for t in to_mask_types(attn_mask_type, len(q_ranges))]
     sides = q_ranges.to_naive_ranges(), k_ranges.to_naive_ranges()
     return compact(Mask(MaskHandle.from_ranges(*sides, types, total_seqlen_q, total_seqlen_k)))
@@ -253,13 +256,18 @@ def check_told(mask: Mask, told: Mask, form: str) -> None:
         )
 
 
+def rows_of_runs(mask: Mask) -> torch.Tensor:
+    """int64 [runs]: the row of each."""
+    return torch.repeat_interleave(torch.arange(mask.rows_q, device="cpu"), mask.runs[0].diff())
+
+
 def padded_runs(mask: Mask, fill: int) -> torch.Tensor:
     """int64 [rows_q, most runs of a row, 2]: the runs of each row, and then empty ones at fill."""
     offsets, runs = mask.runs
     counts = offsets.diff()
     most = int(counts.max()) if len(counts) else 0
     found = torch.full((len(counts), most, 2), fill, dtype=torch.int64, device="cpu")
-    rows = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), counts)
+    rows = rows_of_runs(mask)
     places = torch.arange(len(runs), device="cpu") - offsets[:-1][rows]
     found[rows, places] = runs.long()
     return found

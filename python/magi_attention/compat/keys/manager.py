@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from magi_attention._group_holders import holds_groups
 from magi_attention.comm.group import rank_tuple, size_of
 from magi_attention.common._arguments import as_bool, check_kind
-from magi_attention.common._slices import MaskTypes, to_mask_types
+from magi_attention.common._slices import MaskTypes, check_equally_many, to_mask_types
 from magi_attention.common.enum import AttnMaskType, AttnRole
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
@@ -167,7 +167,9 @@ class DistAttnRuntimeMgr:
         """torch.roll of the sequence along axis `dim` of x. Collective."""
         return self.bound.roll(x, shift, dim)
 
-    roll_simple = roll  # the original's other name
+    def roll_simple(self, x: torch.Tensor, shift: int, dim: int) -> torch.Tensor:
+        """roll under the original's other name."""
+        return self.bound.roll(x, shift, dim)
 
     def calc_attn(
         self,
@@ -197,11 +199,8 @@ class DistAttnRuntimeMgr:
         the sequence, of one rank after the other. No communication. NotImplementedError for types
         other than full, ValueError for ranges outside the sequence and lists of unequal lengths.
         """
-        if len(ref_xattn_q_ranges) != len(ref_xattn_k_ranges):
-            raise ValueError(
-                f"ref_xattn_k_ranges has {len(ref_xattn_k_ranges)} entries; allowed: "
-                f"{len(ref_xattn_q_ranges)}, as ref_xattn_q_ranges"
-            )
+        names = "ref_xattn_k_ranges", "ref_xattn_q_ranges"
+        check_equally_many(ref_xattn_q_ranges, ref_xattn_k_ranges, *names)
         for mask_type in to_mask_types(attn_mask_type, len(ref_xattn_q_ranges)):
             if mask_type is not AttnMaskType.FULL:
                 raise NotImplementedError(
