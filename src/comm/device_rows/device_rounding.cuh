@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "base/check.hpp"
 #include "comm/device_rows/device_rounding.hpp"
 #include "comm/device_rows/device_row_layout.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/rounded.cuh"
 
 // The last sum of a pass: own part and partials are read once, the result is written once, in its
 // own type. Adding to float32 rows and rounding those afterwards moves twice as many bytes. Kernels
@@ -47,17 +45,6 @@ __device__ __forceinline__ void add(float4& sum, const float4& value) {
   sum.y += value.y;
   sum.z += value.z;
   sum.w += value.w;
-}
-
-__device__ __forceinline__ uint2 rounded(float4 value, __half) {
-  const __half2 low = __floats2half2_rn(value.x, value.y);
-  const __half2 high = __floats2half2_rn(value.z, value.w);
-  return {reinterpret_cast<const unsigned&>(low), reinterpret_cast<const unsigned&>(high)};
-}
-__device__ __forceinline__ uint2 rounded(float4 value, __nv_bfloat16) {
-  const __nv_bfloat162 low = __floats2bfloat162_rn(value.x, value.y);
-  const __nv_bfloat162 high = __floats2bfloat162_rn(value.z, value.w);
-  return {reinterpret_cast<const unsigned&>(low), reinterpret_cast<const unsigned&>(high)};
 }
 
 __device__ __forceinline__ float4 widened(uint2 value, __half) {

@@ -1,7 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 #include <type_traits>
 
@@ -9,6 +6,7 @@
 #include "base/math.hpp"
 #include "cuda/check.hpp"
 #include "cuda/device.hpp"
+#include "cuda/rounded.cuh"
 #include "runtime/tensors/device_elements.hpp"
 
 namespace magi {
@@ -31,20 +29,6 @@ struct Conversion {
   int head_units;
 };
 
-__device__ __forceinline__ void store(float4* target, float4 value) { *target = value; }
-__device__ __forceinline__ void store(uint2* target, float4 value, __half) {
-  const __half2 low = __floats2half2_rn(value.x, value.y);
-  const __half2 high = __floats2half2_rn(value.z, value.w);
-  *target =
-      make_uint2(reinterpret_cast<const unsigned&>(low), reinterpret_cast<const unsigned&>(high));
-}
-__device__ __forceinline__ void store(uint2* target, float4 value, __nv_bfloat16) {
-  const __nv_bfloat162 low = __floats2bfloat162_rn(value.x, value.y);
-  const __nv_bfloat162 high = __floats2bfloat162_rn(value.z, value.w);
-  *target =
-      make_uint2(reinterpret_cast<const unsigned&>(low), reinterpret_cast<const unsigned&>(high));
-}
-
 template <typename Element>
 __global__ __launch_bounds__(kThreads) void convert_kernel(const __grid_constant__ Conversion job) {
   for (std::int64_t row = blockIdx.x; row < job.num_rows; row += gridDim.x) {
@@ -58,9 +42,9 @@ __global__ __launch_bounds__(kThreads) void convert_kernel(const __grid_constant
           reinterpret_cast<const float4*>(source + head * job.source.head_stride)[in_head];
       std::byte* place = target + head * job.target.head_stride;
       if constexpr (sizeof(Element) == 4) {
-        store(reinterpret_cast<float4*>(place) + in_head, value);
+        reinterpret_cast<float4*>(place)[in_head] = value;
       } else {
-        store(reinterpret_cast<uint2*>(place) + in_head, value, Element{});
+        reinterpret_cast<uint2*>(place)[in_head] = rounded(value, Element{});
       }
     }
   }
