@@ -19,24 +19,25 @@ namespace {
 }
 
 void check_part_gradient(const std::string& name, const PartGradients& gradient, DType type) {
-  if ((gradient.dk == nullptr) != (gradient.dv == nullptr)) {
-    throw invalid(name, "one of dk and dv", "both or none");
+  const auto& [dk, dv] = gradient;
+  if (dk.empty() != dv.empty()) throw invalid(name, "one of dk and dv", "both or none");
+  if (dk.empty()) return;
+  if ((dk.dtype != DType::Float32 && dk.dtype != type) || dv.dtype != dk.dtype) {
+    throw invalid(name + " types",
+                  std::string(dtype_name(dk.dtype)) + " and " + dtype_name(dv.dtype),
+                  std::string("both float32 or both ") + dtype_name(type));
   }
-  if (gradient.dk == nullptr) return;
-  if (gradient.dtype != DType::Float32 && gradient.dtype != type) {
-    throw invalid(name + ".dtype", dtype_name(gradient.dtype),
-                  std::string("float32, ") + dtype_name(type));
-  }
-  constexpr std::uintptr_t kUnit = 16;  // rows are written in chunks of 16 bytes
-  const auto check = [&](const char* field, auto value) {
-    if (value % kUnit != 0) throw invalid(name + field, value, "multiples of 16");
+  constexpr std::int64_t kUnit = 16;  // rows are written in chunks of 16 bytes
+  const auto element = static_cast<std::int64_t>(dtype_bytes(dk.dtype));
+  const auto check = [&](const char* field, std::int64_t bytes) {
+    if (bytes % kUnit != 0) throw invalid(name + field, bytes, "multiples of 16 bytes");
   };
-  check(".dk", reinterpret_cast<std::uintptr_t>(gradient.dk));
-  check(".dv", reinterpret_cast<std::uintptr_t>(gradient.dv));
-  check(".dk_row_bytes", static_cast<std::uintptr_t>(gradient.dk_row_bytes));
-  check(".dk_head_bytes", static_cast<std::uintptr_t>(gradient.dk_head_bytes));
-  check(".dv_row_bytes", static_cast<std::uintptr_t>(gradient.dv_row_bytes));
-  check(".dv_head_bytes", static_cast<std::uintptr_t>(gradient.dv_head_bytes));
+  check(".dk.data", reinterpret_cast<std::intptr_t>(dk.data));
+  check(".dv.data", reinterpret_cast<std::intptr_t>(dv.data));
+  for (const std::size_t axis : {0, 1}) {
+    check(".dk.stride", dk.stride[axis] * element);
+    check(".dv.stride", dv.stride[axis] * element);
+  }
 }
 
 }  // namespace

@@ -48,19 +48,13 @@ TensorGroup lend_gradients(StepCall& call, const AttendCall& attend) {
   return results;
 }
 
-/// Places of rows from dk and dv [rows, heads, dim] on.
-PartGradients gradients_at(const TensorGroup& tensors, std::int32_t row) {
-  const auto element = static_cast<std::int64_t>(dtype_bytes(tensors[0].dtype));
-  const auto at = [&](const TensorView& tensor) {
-    return static_cast<std::byte*>(tensor.data) + row * tensor.stride[0] * element;
-  };
-  return {.dk = at(tensors[0]),
-          .dv = at(tensors[1]),
-          .dk_row_bytes = tensors[0].stride[0] * element,
-          .dk_head_bytes = tensors[0].stride[1] * element,
-          .dv_row_bytes = tensors[1].stride[0] * element,
-          .dv_head_bytes = tensors[1].stride[1] * element,
-          .dtype = tensors[0].dtype};
+/// dk and dv from a row on.
+PartGradients gradients_at(TensorGroup tensors, std::int32_t row) {
+  for (TensorView& t : tensors) {
+    t.data = static_cast<std::byte*>(t.data) +
+             row * t.stride[0] * static_cast<std::int64_t>(dtype_bytes(t.dtype));
+  }
+  return {.dk = tensors[0], .dv = tensors[1]};
 }
 
 /// The partials of the keys in the type in which they travel.

@@ -17,18 +17,15 @@ BackwardArgs args_of_bfloat16() {
   return args;
 }
 
-/// An address that nobody reads.
-void* address(std::uintptr_t value) { return std::bit_cast<void*>(value); }
+/// Rows at an address that nobody reads.
+TensorView rows_at(std::uintptr_t address, std::int64_t dim) {
+  return contiguous_view(std::bit_cast<void*>(address), DType::Float32, {64, 8, dim});
+}
 
 std::vector<PartGradients> good_places() {
-  const PartGradients place{.dk = address(4096),
-                            .dv = address(8192),
-                            .dk_row_bytes = 2048,
-                            .dk_head_bytes = 256,
-                            .dv_row_bytes = 1024,
-                            .dv_head_bytes = 128};
+  const PartGradients place{.dk = rows_at(4096, 64), .dv = rows_at(8192, 32)};
   std::vector<PartGradients> places{place, {}, place};
-  places[2].dtype = DType::BFloat16;
+  places[2].dk.dtype = places[2].dv.dtype = DType::BFloat16;
   return places;
 }
 
@@ -55,15 +52,14 @@ TEST(PartGradientsTest, RefusesPlacesThatCannotBeWritten) {
     poison(places[0]);
     EXPECT_THROW(check_part_gradients(places, args_of_bfloat16(), 3), InvalidArgument);
   };
-  refuses([](PartGradients& place) { place.dk = nullptr; });
-  refuses([](PartGradients& place) { place.dv = nullptr; });
-  refuses([](PartGradients& place) { place.dk = address(4104); });
-  refuses([](PartGradients& place) { place.dv = address(8200); });
-  refuses([](PartGradients& place) { place.dk_row_bytes += 8; });
-  refuses([](PartGradients& place) { place.dk_head_bytes += 8; });
-  refuses([](PartGradients& place) { place.dv_row_bytes += 8; });
-  refuses([](PartGradients& place) { place.dv_head_bytes += 8; });
-  refuses([](PartGradients& place) { place.dtype = DType::Float16; });
+  for (TensorView PartGradients::*const side : {&PartGradients::dk, &PartGradients::dv}) {
+    refuses([side](PartGradients& place) { (place.*side).data = nullptr; });
+    refuses([side](PartGradients& place) { (place.*side).data = rows_at(4104, 64).data; });
+    refuses([side](PartGradients& place) { (place.*side).stride[0] += 2; });
+    refuses([side](PartGradients& place) { (place.*side).stride[1] += 2; });
+    refuses([side](PartGradients& place) { (place.*side).dtype = DType::BFloat16; });
+  }
+  refuses([](PartGradients& place) { place.dk.dtype = place.dv.dtype = DType::Float16; });
 }
 
 }  // namespace

@@ -80,13 +80,9 @@ struct KeyArrivals {
 /// such as memory of another GPU: sums over the queries of this call alone. Addresses and strides
 /// are multiples of 16 bytes; the last dimension is contiguous.
 struct PartGradients {
-  void* dk = nullptr;  ///< of the part's first row, head 0; null, like dv: to those of the call
-  void* dv = nullptr;
-  std::int64_t dk_row_bytes = 0;
-  std::int64_t dk_head_bytes = 0;
-  std::int64_t dv_row_bytes = 0;
-  std::int64_t dv_head_bytes = 0;
-  DType dtype = DType::Float32;  ///< or that of k
+  /// The part's rows [rows, heads, dim], float32 or both of the type of k. Without data, both:
+  /// those of the call.
+  TensorView dk = {}, dv = {};
 };
 
 /// The news that a run of the backward gets of keys that come.

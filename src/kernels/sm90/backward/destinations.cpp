@@ -32,12 +32,9 @@ std::vector<KeyDestination> key_destinations(const BackwardArgs& args,
     begin = segment.row_end;
     if (segment.part >= 0) {
       const PartGradients& part = gradients[static_cast<std::size_t>(segment.part)];
-      if (part.dk != nullptr) {
-        const bool is_float = part.dtype == DType::Float32;
-        place.dk = {static_cast<std::uint8_t*>(part.dk), part.dk_row_bytes, part.dk_head_bytes,
-                    is_float};
-        place.dv = {static_cast<std::uint8_t*>(part.dv), part.dv_row_bytes, part.dv_head_bytes,
-                    is_float};
+      if (!part.dk.empty()) {
+        place.dk = rows_of(part.dk, 0);
+        place.dv = rows_of(part.dv, 0);
       }
     }
     destinations.push_back(place);

@@ -266,20 +266,9 @@ struct PartPlaces {
       dv.emplace_back(type, rows, test.heads_kv, test.dim_v, kLayouts[i % 3]);
       dk.back().upload_sync();
       dv.back().upload_sync();
-      gradients.push_back(i == 1 ? PartGradients{} : gradient_of(dk.back(), dv.back()));
+      gradients.push_back(i == 1 ? PartGradients{}
+                                 : PartGradients{dk.back().view(), dv.back().view()});
     }
-  }
-  static PartGradients gradient_of(const GuardedTensor& dk, const GuardedTensor& dv) {
-    const TensorView k = dk.view();
-    const TensorView v = dv.view();
-    const auto bytes = static_cast<std::int64_t>(dtype_bytes(k.dtype));
-    return {.dk = k.data,
-            .dv = v.data,
-            .dk_row_bytes = k.stride[0] * bytes,
-            .dk_head_bytes = k.stride[1] * bytes,
-            .dv_row_bytes = v.stride[0] * bytes,
-            .dv_head_bytes = v.stride[1] * bytes,
-            .dtype = k.dtype};
   }
 
   std::deque<GuardedTensor> dk;
@@ -393,9 +382,9 @@ TEST_F(BackwardArrivalRefusalTest, SaysWhichPlaceIsWrong) {
         InvalidArgument);
   };
   refuses(args, [](auto& gradients) { gradients.pop_back(); });
-  refuses(args, [](auto& gradients) { gradients[0].dv = nullptr; });
-  refuses(args, [](auto& gradients) { gradients[0].dtype = DType::Float16; });
-  refuses(args, [](auto& gradients) { gradients[0].dk_row_bytes += 8; });
+  refuses(args, [](auto& gradients) { gradients[0].dv.data = nullptr; });
+  refuses(args, [](auto& gradients) { gradients[0].dk.dtype = DType::Float16; });
+  refuses(args, [](auto& gradients) { gradients[0].dk.stride[0] += 2; });
   const auto plain = find_backend("", 0)->prepare_backward(args, {});
   EXPECT_THROW(plain->begin_in_flight(args, {}, {.keys = call.sender().arrivals(0)}, nullptr),
                InvalidArgument);
