@@ -31,19 +31,19 @@ BackwardSums::BackwardSums(StepCall& call)
 }
 
 void BackwardSums::clear_rest(std::int32_t exchange, Range heads) {
-  std::vector<bool>& is_written = written(exchange);
-  const auto at = [&](std::int32_t head) { return is_written.begin() + head; };
-  for (std::int32_t head = heads.begin; head < heads.end;) {
-    const auto end = static_cast<std::int32_t>(std::find(at(head), at(heads.end), !*at(head)) -
-                                               is_written.begin());
-    if (!*at(head)) {
-      for (const TensorView& sum : call_.tensors(Role::KeyGradients, exchange, {head, end})) {
-        clear_elements(sum, call_.stream);
-      }
+  std::vector<bool>& written_heads = written(exchange);
+  for (std::int32_t begin = heads.begin, end = begin; begin < heads.end; begin = end) {
+    const auto is_written = [&](std::int32_t h) {
+      return written_heads[static_cast<std::size_t>(h)];
+    };
+    const bool are_written = is_written(begin);
+    while (end < heads.end && is_written(end) == are_written) ++end;
+    if (are_written) continue;
+    for (const TensorView& sum : call_.tensors(Role::KeyGradients, exchange, {begin, end})) {
+      clear_elements(sum, call_.stream);
     }
-    std::fill(at(head), at(end), true);
-    head = end;
   }
+  std::fill_n(written_heads.begin() + heads.begin, heads.size(), true);
 }
 
 bool BackwardSums::adds_to_keys(const AttendCall& attend) {

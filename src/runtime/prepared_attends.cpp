@@ -91,7 +91,7 @@ const PreparedAttends<PreparedForward>& AttendCache::forward(const PassArgs& arg
   const DType type = args.inputs.q.dtype;
   return find_or_prepare(forwards_, type, steps_, [&](const AttendCall& call) {
     const auto shapes = shapes_of<ForwardArgs>(call, type);
-    const ForwardTuning tuning{.sm_margin = call.is_beside_exchange ? exchange_sms_ : 0};
+    const ForwardTuning tuning{.sm_margin = call.is_beside[0] ? exchange_sms_ : 0};
     if (!takes_in_flight_) return backend_->prepare_forward(shapes, tuning);
     return backend_->prepare_in_flight_forward(shapes, tuning,
                                                in_flight_keys(steps_.rows_of_keys(call).own.end));
@@ -103,7 +103,7 @@ const PreparedAttends<PreparedBackward>& AttendCache::backward(const PassArgs& a
                         args.inputs.is_fast_backward);
   return find_or_prepare(backwards_, kind, steps_, [&](const AttendCall& call) {
     const auto& [type, dout_type, is_fast] = kind;
-    const BackwardTuning tuning{.sm_margin = call.is_beside_in_backward ? exchange_sms_ : 0,
+    const BackwardTuning tuning{.sm_margin = call.is_beside[1] ? exchange_sms_ : 0,
                                 .is_deterministic = !is_fast};
     auto shapes = shapes_of<BackwardArgs>(call, type);
     shapes.dout = without_data(dout_type, call.q_rows, call.q_heads, steps_.plan.config.head_dim_v);

@@ -30,23 +30,17 @@ bool is_brought_whole(const Plan& plan, std::int32_t segment) {
 /// The segment, by rank, in whose copy of all own keys their sums begin; 0: in another place. Sums
 /// have one place: in place if an attention call reads the keys there, else the first copy.
 std::vector<std::int32_t> segments_of_own_sums(const Plan& plan) {
-  constexpr std::int32_t kInPlace = -1;
-  std::vector<std::int32_t> segments;
-  for (const RankPlan& rank : plan.ranks) {
-    const bool is_read_there = std::ranges::any_of(
-        rank.attends, [](const Attend& attend) { return attend.k_segment == 0; });
-    segments.push_back(is_read_there ? kInPlace : 0);
-  }
+  std::vector<std::int32_t> segments(plan.ranks.size(), 0);
   for (const Transfer& t : plan.transfers) {
     if (t.space != Space::Keys || t.src != t.dst) continue;
-    const auto owner = static_cast<std::size_t>(t.src);
-    std::int32_t& segment = segments[owner];
-    if (segment == kInPlace || t.num_rows != plan.ranks[owner].k.segments.front().num_rows)
-      continue;
+    const RankPlan& owner = plan.ranks[static_cast<std::size_t>(t.src)];
+    const bool is_read_in_place =
+        std::ranges::find(owner.attends, 0, &Attend::k_segment) != owner.attends.end();
+    if (is_read_in_place || t.num_rows != owner.k.segments.front().num_rows) continue;
+    std::int32_t& segment = segments[static_cast<std::size_t>(t.src)];
     const bool is_first = segment == 0 || t.dst_segment < segment;
     if (is_first && is_brought_whole(plan, t.dst_segment)) segment = t.dst_segment;
   }
-  std::ranges::replace(segments, kInPlace, 0);
   return segments;
 }
 
@@ -143,14 +137,11 @@ void take_keys_of_share(const HeadShares& shares, AttendCall& call) {
 std::vector<Range> share_rows(const RankSteps& steps, std::int32_t segment) {
   const HeadShares& shares = steps.shares;
   const std::int32_t num_rows = steps.q_segments[static_cast<std::size_t>(segment)].num_rows;
-  std::vector<Range> rows(static_cast<std::size_t>(shares.count), Range{num_rows, 0});
   if (shares.count == 1) return {{0, num_rows}};
-  if (segment == 0) {
-    for (std::int32_t share = 0; share < shares.count; ++share) {
-      const std::int32_t begin = share * shares.rows_per_share_q;
-      rows[static_cast<std::size_t>(share)] = {begin, begin + shares.rows_q};
-    }
-    return rows;
+  std::vector<Range> rows(static_cast<std::size_t>(shares.count), Range{num_rows, 0});
+  for (std::int32_t begin = 0; Range & own : rows) {
+    if (segment == 0) own = {begin, begin + shares.rows_q};
+    begin += shares.rows_per_share_q;
   }
   for (const Transfer& t : steps.plan.transfers) {
     const bool is_filling = t.space == Space::Queries && t.dst_segment == segment &&
@@ -173,9 +164,7 @@ bool is_alike(const AttendCall& a, const AttendCall& b) {
   return a.share == b.share && a.attend.slices == b.attend.slices &&
          a.attend.q_segment == b.attend.q_segment && a.attend.k_segment == b.attend.k_segment &&
          a.attend.heads.size() == b.attend.heads.size() &&
-         a.attend.is_merging == b.attend.is_merging &&
-         a.is_beside_exchange == b.is_beside_exchange &&
-         a.is_beside_in_backward == b.is_beside_in_backward;
+         a.attend.is_merging == b.attend.is_merging && a.is_beside == b.is_beside;
 }
 
 }  // namespace
@@ -276,7 +265,7 @@ void RankSteps::mark(Pass pass) {
     const Range calls = calls_of[static_cast<std::size_t>(list[s].index)];
     for (std::int32_t c = calls.begin; c < calls.end; ++c) {
       AttendCall& call = attends[static_cast<std::size_t>(c)];
-      (is_forward ? call.is_beside_exchange : call.is_beside_in_backward) = is_beside;
+      call.is_beside[static_cast<std::size_t>(pass)] = is_beside;
     }
   }
 }
@@ -305,14 +294,19 @@ const SegmentRows& RankSteps::rows_of(const Exchange& exchange) const {
   return segments[static_cast<std::size_t>(exchange.segment)];
 }
 
-std::vector<RowExchange> RankSteps::everyones_rows(Space space, std::size_t segment) const {
-  std::vector<RowExchange> all(static_cast<std::size_t>(plan.config.num_ranks));
-  for (const Transfer& t : plan.transfers) {
-    if (t.space != space || static_cast<std::size_t>(t.dst_segment) != segment) continue;
-    all[static_cast<std::size_t>(t.src)].owned.push_back({t.dst, t.src_row, t.num_rows});
-    all[static_cast<std::size_t>(t.dst)].needed.push_back({t.src, t.dst_row, t.num_rows});
-  }
-  return all;
+comm::EveryonesRows RankSteps::everyones_rows(Space space, std::int32_t segment,
+                                              bool is_back) const {
+  return [this, space, segment, is_back] {
+    std::vector<RowExchange> all(plan.ranks.size());
+    for (const Transfer& t : plan.transfers) {
+      if (t.space != space || t.dst_segment != segment) continue;
+      RowExchange& owner = all[static_cast<std::size_t>(t.src)];
+      RowExchange& reader = all[static_cast<std::size_t>(t.dst)];
+      (is_back ? owner.needed : owner.owned).push_back({t.dst, t.src_row, t.num_rows});
+      (is_back ? reader.owned : reader.needed).push_back({t.src, t.dst_row, t.num_rows});
+    }
+    return all;
+  };
 }
 
 bool RankSteps::is_arrival() const {
@@ -330,7 +324,7 @@ bool RankSteps::is_arrival() const {
 
 bool RankSteps::has_work_beside_exchange() const {
   return std::ranges::any_of(attends, [](const AttendCall& call) {
-    return !call.slices.empty() && (call.is_beside_exchange || call.is_beside_in_backward);
+    return !call.slices.empty() && (call.is_beside[0] || call.is_beside[1]);
   });
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -70,11 +71,9 @@ struct AttendCall {
   std::vector<BandSlice> slices;  ///< rows count from q_rows.begin and k_rows.begin
   std::int32_t keys = -1;         ///< exchange that brings its keys; -1: own keys
   std::int32_t queries = -1;      ///< exchange that brings its queries; -1: own queries
-  /// Whether exchanges that later attention calls wait for may be under way beside this one.
-  bool is_beside_exchange = false;
-  /// Whether rows may be under way beside it in the backward: keys and queries that it need not
-  /// wait for, or gradients of attention calls before it.
-  bool is_beside_in_backward = false;
+  /// By Pass, whether rows may be under way beside it: keys and queries that it need not wait for,
+  /// and in the backward gradients of attention calls before it.
+  std::array<bool, 2> is_beside{};
   /// Own queries of a share that see no own keys, all heads of it: without sinks, out and dq are 0.
   bool is_idle = false;
   std::size_t alike = 0;  ///< first attention call with the same slices and shapes
@@ -86,8 +85,8 @@ struct RankSteps {
   RankSteps(const Plan& plan, std::int32_t rank, const HeadShares& shares = {});
 
   const SegmentRows& rows_of(const Exchange& exchange) const;
-  /// The rows that fill a segment, as each rank has them.
-  std::vector<RowExchange> everyones_rows(Space space, std::size_t segment) const;
+  /// The rows that fill a segment, or the same on their way back, as each rank has them.
+  comm::EveryonesRows everyones_rows(Space space, std::int32_t segment, bool is_back) const;
   /// Whether what returns of a space is whole on all ranks (planner::WholeReturns).
   bool returns_whole(Space space) const { return whole_.of(space); }
   /// Whether no rank has more than one attention call, and this rank's waits for keys of others

@@ -57,6 +57,40 @@ void check_group(const Placement& placement, const Communicator& communicator) {
   }
 }
 
+void check_gapless(const char* name, const TensorView& tensor) {
+  std::int64_t stride = 1;
+  for (auto axis = static_cast<std::size_t>(tensor.rank); axis-- > 0;) {
+    if (tensor.shape[axis] > 1 && tensor.stride[axis] != stride) {
+      throw invalid(std::string(name) + ".stride[" + std::to_string(axis) + "]",
+                    tensor.stride[axis],
+                    std::to_string(stride) + " (on a GPU shards are row-major without gaps)");
+    }
+    stride *= tensor.shape[axis];
+  }
+}
+
+struct ShardPair {
+  const char* first_name;
+  const TensorView& first;
+  const char* second_name;
+  const TensorView& second;
+};
+
+/// Refuses tensors on a GPU unless both are row-major without gaps on one of this machine,
+/// `communicator`, where there is one, moves device memory and `stream` is not being captured.
+void check_device_shards(const ShardPair& pair, const Communicator* communicator, void* stream) {
+  if (pair.first.device == kCpuDevice) return;
+  check_device(pair.first_name, pair.first.device);
+  check_gapless(pair.first_name, pair.first);
+  check_gapless(pair.second_name, pair.second);
+  // A graph would read the host's tables when it runs: they are gone by then.
+  check_not_captured(stream, "dispatch, undispatch and roll");
+  if (communicator == nullptr || communicator->num_ranks() == 1) return;
+  if (communicator->has_device_exchange()) return;
+  throw invalid("communicator", std::string("a ") + communicator->backend() + " group",
+                "for tensors on a GPU a group that moves device memory");
+}
+
 /// The runs as moves from global rows to local ones, or back.
 std::vector<LocalMove> moves_of(std::span<const ShardRun> runs, bool is_to_local) {
   std::vector<LocalMove> moves;

@@ -30,13 +30,9 @@ TensorGroup slice_all(TensorGroup group, std::int32_t axis, Range range) {
 /// Rows of a tensor that kernels load whole begin at multiples of so many bytes.
 constexpr std::size_t kRowAlignment = 16;
 
-double softmax_scale_of(const AttentionParams& params, std::int32_t head_dim) {
-  return params.softmax_scale != 0.0 ? params.softmax_scale
-                                     : 1.0 / std::sqrt(static_cast<double>(head_dim));
-}
-
 std::uint64_t pack_options(const RankSteps& steps, const StepMemory& memory, const PassArgs& args) {
   const TensorView& sink = args.inputs.sink;
+  const AttentionParams& params = args.inputs.params;
   const bool is_backward = args.pass == Pass::Backward;
   const auto moves_queries = [](const Exchange& exchange) {
     return exchange.role == Role::Queries;
@@ -52,8 +48,10 @@ std::uint64_t pack_options(const RankSteps& steps, const StepMemory& memory, con
                    std::ranges::any_of(steps.plan.exchanges, moves_queries),
        .is_fast_backward = is_backward && args.inputs.is_fast_backward,
        .are_partials_rounded = memory.are_partials_rounded(),
-       .softmax_scale = softmax_scale_of(args.inputs.params, steps.plan.config.head_dim_qk),
-       .softcap = args.inputs.params.softcap});
+       .softmax_scale = params.softmax_scale != 0.0
+                            ? params.softmax_scale
+                            : 1.0 / std::sqrt(static_cast<double>(steps.plan.config.head_dim_qk)),
+       .softcap = params.softcap});
 }
 
 }  // namespace
@@ -115,16 +113,6 @@ const comm::RowTable& StepCall::table_of(const Exchange& exchange) const {
   return is_whole(exchange.role) ? rows.returned_rows() : rows.returning();
 }
 
-comm::EveryonesRows StepCall::rows_of_everyone(const Exchange& exchange) const {
-  if (!is_whole(exchange.role)) return {};
-  return [this, exchange] {
-    auto all =
-        steps.everyones_rows(space_of(exchange.role), static_cast<std::size_t>(exchange.segment));
-    for (RowExchange& rows : all) std::swap(rows.owned, rows.needed);
-    return all;
-  };
-}
-
 void StepCall::prepare_pass() {
   std::int64_t& most_bytes = pass_start_.most_bytes;
   for (const Step& step : list_) {
@@ -134,8 +122,9 @@ void StepCall::prepare_pass() {
     const comm::RowTable& table = table_of(exchange);
     if (is_back) {
       // Results of moved queries go to the caller's tensors, which are not the exchanger's.
-      memory.exchanger().prepare(table, {.kind = kind_of(exchange.role), .is_in_place = false},
-                                 rows_of_everyone(exchange));
+      memory.exchanger().prepare(
+          table, {.kind = kind_of(exchange.role), .is_in_place = false},
+          steps.everyones_rows(space_of(exchange.role), exchange.segment, is_whole(exchange.role)));
     }
     if (memory.peers() == nullptr) continue;
     const std::int64_t most_rows = memory.peers()->most_rows(table, kind_of(exchange.role));
@@ -158,9 +147,14 @@ void StepCall::check_pass() {
   if (memory.peers() != nullptr) memory.peers()->check_pass(pass_start_, stream);
 }
 
-void StepCall::begin_pass() {
+DeviceWorkspace StepCall::begin_pass(std::int64_t workspace_bytes) {
+  DeviceWorkspace workspace;
+  if (workspace_bytes > 0) {
+    workspace = {memory.lend(DType::Int64, {workspace_bytes / 8 + 1}).data, workspace_bytes};
+  }
   if (memory.peers() != nullptr) memory.peers()->begin_pass(pass_start_, stream);
   memory.set_passed();
+  return workspace;
 }
 
 TensorGroup StepCall::tensors(Role role, std::int32_t exchange, Range heads) const {
@@ -187,25 +181,17 @@ TensorView StepCall::sink_of(const TensorView& sink, const AttendCall& attend) c
   return of_rows.slice(sink.rank - 1, heads.begin, heads.end);
 }
 
-DeviceWorkspace StepCall::lend_workspace(std::int64_t size_bytes) {
-  if (size_bytes == 0) return {};
-  return {memory.lend(DType::Int64, {size_bytes / 8 + 1}).data, size_bytes};
-}
-
 void StepCall::await_all() {
   for (std::size_t step = 0; step < pending_.size(); ++step) await(step);
 }
 
 bool StepCall::round_sums(Role role, const TensorGroup& targets) {
-  comm::PendingRows* last = nullptr;
-  if (is_whole(role)) return false;
-  for (std::size_t step = 0; step < list_.size(); ++step) {
-    if (list_[step].kind != StepKind::Exchange) continue;
-    if (exchange_of(list_[step]).role != role) continue;
-    if (last != nullptr || pending_[step].size() != 1) return false;
-    last = pending_[step].front().get();
-  }
-  return last != nullptr && last->round_into(targets);
+  const auto is_of_role = [&](const Step& step) {
+    return step.kind == StepKind::Exchange && exchange_of(step).role == role;
+  };
+  if (is_whole(role) || std::ranges::count_if(list_, is_of_role) != 1) return false;
+  const auto& rows = pending_[place_of(*std::ranges::find_if(list_, is_of_role))];
+  return rows.size() == 1 && rows.front()->round_into(targets);
 }
 
 void StepCall::await(std::size_t step) {
@@ -272,19 +258,21 @@ void StepCall::lend_segment(Role role, std::int32_t exchange) {
   if (is_back && !rows.own.empty()) groups.front() = slice_all(segment, 0, rows.own);
 }
 
-DType StepCall::partial_type(Role role, DType sum) const {
-  if (role != Role::KeyGradients || !memory.are_partials_rounded()) return sum;
-  return roles_[static_cast<std::size_t>(Role::KeysValues)].front().front().dtype;
+TensorGroup StepCall::as_partials(Role role, TensorGroup sums) const {
+  for (TensorView& sum : sums) sum.dtype = partial_type(role, sum.dtype);
+  return sums;
 }
 
-TensorGroup StepCall::rounded(Role role, TensorGroup partials) {
-  const auto travels_as = [&](const TensorView& t) { return partial_type(role, t.dtype); };
-  const auto stays = [&](const TensorView& t) { return travels_as(t) == t.dtype; };
-  if (std::ranges::all_of(partials, stays)) return partials;
-  TensorGroup shapes = partials;
-  for (TensorView& shape : shapes) shape.dtype = travels_as(shape);
-  TensorGroup result = lend_like(shapes, shapes.front().shape[0], false);
-  for (std::size_t i = 0; i < partials.size(); ++i) store(partials[i], result[i]);
+DType StepCall::partial_type(Role role, DType sum) const {
+  if (role != Role::KeyGradients || !memory.are_partials_rounded()) return sum;
+  return own(Role::KeysValues).front().dtype;
+}
+
+TensorGroup StepCall::rounded(Role role, TensorGroup sums) {
+  const TensorGroup partials = as_partials(role, sums);
+  if (std::ranges::equal(partials, sums, {}, &TensorView::dtype, &TensorView::dtype)) return sums;
+  TensorGroup result = lend_like(partials, partials.front().shape[0], false);
+  for (std::size_t i = 0; i < sums.size(); ++i) store(sums[i], result[i]);
   return result;
 }
 
@@ -332,8 +320,7 @@ ForwardArgs forward_args(StepCall& call, const AttendCall& attend, const TensorV
     args.sink = call.sink_of(call.args.inputs.sink, attend);
   }
   if (!maxima.empty()) {
-    const std::int32_t num_heads = call.steps.plan.config.num_heads_q * call.steps.shares.count;
-    const std::int32_t first = what.q_segment * num_heads;
+    const std::int64_t first = what.q_segment * call.args.result.max_logits.shape[0];
     const Range heads = call.steps.all_q_heads(attend);
     args.max_logits = maxima.slice(0, first + heads.begin, first + heads.end);
   }

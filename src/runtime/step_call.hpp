@@ -70,8 +70,9 @@ class StepCall {
   void check_pass();
   /// Lends memory from here on, behind the work of the call's stream.
   void begin();
-  /// Begins the pass of ranks that write each other's memory, if they do. After `begin`.
-  void begin_pass();
+  /// Lends workspace of the largest attend, which others use in turn (none where none needs any),
+  /// and begins the pass of ranks that write each other's memory, if they do. After `begin`.
+  DeviceWorkspace begin_pass(std::int64_t workspace_bytes);
   void set_own(Role role, TensorGroup tensors) { groups_of(role).front() = std::move(tensors); }
   /// Whether what an exchange of this role returns is whole (RankSteps::returns_whole); of results
   /// only without sinks, which belong to the owner.
@@ -94,8 +95,6 @@ class StepCall {
   const Exchange& exchange_of(const Step& step) const {
     return steps.plan.exchanges[static_cast<std::size_t>(step.index)];
   }
-  /// Workspace of the largest attend, which others use in turn; none where none needs any.
-  DeviceWorkspace lend_workspace(std::int64_t size_bytes);
   /// Lends the tensors of a segment that an exchange fills, or that its role's partials need.
   void lend_segment(Role role, std::int32_t exchange);
   /// Lends tensors like those of a group, of `num_rows` rows; sums are of the accumulator's type.
@@ -106,8 +105,8 @@ class StepCall {
   void set_segment(Role role, std::int32_t exchange, TensorGroup tensors) {
     groups_of(role)[segment_of(exchange)] = std::move(tensors);
   }
-  /// The type in which parts of a role's sums travel, which are of the accumulator's.
-  DType partial_type(Role role, DType sum) const;
+  /// Sums, which are of the accumulator's type, in the type in which parts of them travel.
+  TensorGroup as_partials(Role role, TensorGroup sums) const;
   /// Starts the exchange of a step. One that fills a segment lends the segment's tensors, and those
   /// of roles that go back from there.
   void exchange(const Step& step);
@@ -145,11 +144,10 @@ class StepCall {
   std::vector<TensorGroup>& groups_of(Role role) { return roles_[static_cast<std::size_t>(role)]; }
   /// The rows of an exchange and what becomes of them.
   const comm::RowTable& table_of(const Exchange& exchange) const;
-  /// Counts as each rank has them, of what is handed back.
-  comm::EveryonesRows rows_of_everyone(const Exchange& exchange) const;
   ExchangeKind kind_of(Role role) const;
-  /// Partials in the type in which they travel.
-  TensorGroup rounded(Role role, TensorGroup partials);
+  DType partial_type(Role role, DType sum) const;
+  /// The values of sums in the type in which they travel.
+  TensorGroup rounded(Role role, TensorGroup sums);
 
   std::uint64_t options_;
   comm::PassStart pass_start_;

@@ -37,11 +37,11 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
       row_memory_(comm::make_row_memory(device, options.allocator)),
       are_partials_rounded_(options.are_partials_rounded) {
   for (const Space space : {Space::Queries, Space::Keys}) {
-    const auto& segments = space == Space::Queries ? steps.q_segments : steps.k_segments;
-    for (std::size_t s = 0; s < segments.size(); ++s) {
-      const auto everyone = [&] { return steps.everyones_rows(space, s); };
-      exchanger_->prepare(segments[s].filling, {.kind = ExchangeKind::Cast}, everyone);
-      if (peers_ != nullptr && space == Space::Keys) peers_->bring_in_sections(segments[s].filling);
+    std::int32_t segment = 0;
+    for (const SegmentRows& rows : space == Space::Queries ? steps.q_segments : steps.k_segments) {
+      exchanger_->prepare(rows.filling, {.kind = ExchangeKind::Cast},
+                          steps.everyones_rows(space, segment++, false));
+      if (peers_ != nullptr && space == Space::Keys) peers_->bring_in_sections(rows.filling);
     }
   }
 }

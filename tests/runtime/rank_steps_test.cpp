@@ -30,8 +30,7 @@ Plan causal_plan(WorkMode work, std::int32_t degree) {
 std::string beside(const RankSteps& steps) {
   std::string text;
   for (const AttendCall& call : steps.attends) {
-    const char both = call.is_beside_exchange ? 'B' : 'b';
-    const char letter = call.is_beside_in_backward ? both : (call.is_beside_exchange ? 'f' : '-');
+    const char letter = "-fbB"[call.is_beside[0] + 2 * call.is_beside[1]];
     text += call.slices.empty() ? std::string{'(', letter, ')'} : std::string{letter};
   }
   return text;
@@ -144,12 +143,13 @@ TEST(RankSteps, SharesOfSeveralGroupsReturnParts) {
 
 /// Wire rows that others write at a rank and those that it puts behind them itself, of partials of
 /// a key segment; and that they lie where those of other ranks have room.
-std::int64_t partial_rows(const Plan& plan, std::int32_t rank, std::size_t segment) {
+std::int64_t partial_rows(const Plan& plan, std::int32_t rank, std::int32_t segment) {
   const RankSteps steps(plan, rank);
-  const comm::RowTable& table = steps.k_segments[segment].returning();
+  const comm::RowTable& table = steps.k_segments[static_cast<std::size_t>(segment)].returning();
   for (std::int32_t other = 0; other < kRanks; ++other) {
     const RankSteps theirs(plan, other);
-    const auto places = comm::peer_places(theirs.everyones_rows(Space::Keys, segment), other);
+    const auto places =
+        comm::peer_places(theirs.everyones_rows(Space::Keys, segment, false)(), other);
     for (const comm::PushTask& run : places.needed_runs) {
       if (run.peer != rank || other == rank) continue;
       EXPECT_LE(run.remote_row + run.num_rows, table.owned.num_rows) << "from rank " << other;
@@ -171,7 +171,7 @@ TEST(RankSteps, RanksAgreeOnTheMostPartialsOfOne) {
         for (std::size_t s = 1; s < plan.ranks[0].k.segments.size(); ++s) {
           std::int64_t most = 0;
           for (std::int32_t rank = 0; rank < kRanks; ++rank) {
-            most = std::max(most, partial_rows(plan, rank, s));
+            most = std::max(most, partial_rows(plan, rank, static_cast<std::int32_t>(s)));
           }
           for (std::int32_t rank = 0; rank < kRanks; ++rank) {
             const RankSteps steps(plan, rank);
@@ -187,7 +187,7 @@ TEST(RankSteps, OwnKeysWhoseSumsAreInPlaceTakeNoWire) {
   const Plan plan = causal_plan(WorkMode::Keys, 0);
   const RankSteps steps(plan, 0);
   ASSERT_TRUE(steps.is_own_keys_copied());
-  const auto places = comm::peer_places(steps.everyones_rows(Space::Keys, 1), 0);
+  const auto places = comm::peer_places(steps.everyones_rows(Space::Keys, 1, false)(), 0);
   EXPECT_EQ(steps.k_segments[1].returning().most_partials, places.most_owned - 64);
 }
 

@@ -59,11 +59,8 @@ PartGradients gradients_at(TensorGroup tensors, std::int32_t row) {
 
 /// The partials of the keys in the type in which they travel.
 TensorGroup partials_of(const StepCall& call, const AttendCall& attend) {
-  TensorGroup partials = call.tensors(Role::KeyGradients, attend.keys, attend.attend.heads);
-  for (TensorView& tensor : partials) {
-    tensor.dtype = call.partial_type(Role::KeyGradients, tensor.dtype);
-  }
-  return partials;
+  return call.as_partials(Role::KeyGradients,
+                          call.tensors(Role::KeyGradients, attend.keys, attend.attend.heads));
 }
 
 /// dk and dv at an owner, whose wire rows hold them side by side.
@@ -111,8 +108,7 @@ void run_backward(StepCall& call) {
   const PreparedBackward& attention = *call.memory.attends().backward(call.args).front();
   const AttendCall& attend = call.steps.attends.front();
   BackwardSums sums(call);
-  const DeviceWorkspace workspace = call.lend_workspace(attention.workspace_bytes());
-  call.begin_pass();
+  const DeviceWorkspace workspace = call.begin_pass(attention.workspace_bytes());
 
   comm::PendingKeys* keys = nullptr;
   KeyArrivals arrivals;

@@ -21,8 +21,7 @@ void run_forward(StepCall& call) {
   const PreparedForward& attention = *call.memory.attends().forward(call.args).front();
   const AttendCall& attend = call.steps.attends.front();
   const bool reads_own_keys = !call.steps.rows_of_keys(attend).own.empty();
-  const DeviceWorkspace workspace = call.lend_workspace(attention.workspace_bytes());
-  call.begin_pass();
+  const DeviceWorkspace workspace = call.begin_pass(attention.workspace_bytes());
 
   comm::PendingKeys* keys = nullptr;
   KeyArrivals arrivals;

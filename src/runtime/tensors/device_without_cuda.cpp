@@ -13,11 +13,6 @@ void check_device(const char* name, std::int32_t device) {
                 "-1 (host memory), as this build holds no GPU kernels");
 }
 
-void check_device_shards(const ShardPair& pair, const Communicator* /*communicator*/,
-                         void* /*stream*/) {
-  if (pair.first.device != kCpuDevice) check_device(pair.first_name, pair.first.device);
-}
-
 // No other call gets as far as a GPU.
 void check_exchange_sms(std::int32_t /*device*/, std::int32_t /*exchange_sms*/) {}
 void check_not_captured(void* /*stream*/, const char* /*calls*/) {}

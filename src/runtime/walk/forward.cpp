@@ -29,8 +29,7 @@ void write_idle_results(StepCall& call, const AttendCall& attend, const TensorVi
   clear_elements(results[0], call.stream);
   fill_elements(results[1], kNone, call.stream);
   if (maxima.empty()) return;
-  const std::int32_t num_heads = call.steps.plan.config.num_heads_q * call.steps.shares.count;
-  fill_elements(maxima.slice(0, 0, num_heads), kNone, call.stream);
+  fill_elements(maxima.slice(0, 0, call.args.result.max_logits.shape[0]), kNone, call.stream);
 }
 
 }  // namespace

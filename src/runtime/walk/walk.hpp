@@ -23,8 +23,7 @@ void walk_steps(StepCall& call, const PreparedAttends<Prepared>& prepared, const
   for (const auto& attend : prepared) {
     if (attend != nullptr) size_bytes = std::max(size_bytes, attend->workspace_bytes());
   }
-  const DeviceWorkspace workspace = call.lend_workspace(size_bytes);
-  call.begin_pass();
+  const DeviceWorkspace workspace = call.begin_pass(size_bytes);
   for (std::size_t place = 0; place < call.list().size(); ++place) {
     const Step& step = call.list()[place];
     for (const std::int32_t before : step.after) {
