@@ -34,7 +34,7 @@ void check_part_gradient(const std::string& name, const PartGradients& gradient,
   };
   check(".dk.data", reinterpret_cast<std::intptr_t>(dk.data));
   check(".dv.data", reinterpret_cast<std::intptr_t>(dv.data));
-  for (const std::size_t axis : {0, 1}) {
+  for (std::size_t axis = 0; axis < 2; ++axis) {
     check(".dk.stride", dk.stride[axis] * element);
     check(".dv.stride", dv.stride[axis] * element);
   }
