@@ -302,21 +302,6 @@ TEST(ThreadGroup, OtherDataTypesAreNamed) {
   EXPECT_THAT(error.what(), HasSubstr("rank 0 sends rows of data types float64; expected float32"));
 }
 
-/// Bytes of a caller's mean what they mean: their content need not be types.
-TEST(ThreadGroup, OtherContentIsToldAsANumber) {
-  auto group = make_thread_group(2);
-  const std::int64_t to_other[] = {0, 4}, from_other[] = {4, 0}, none[] = {0, 0};
-  char bytes[4] = {};
-  const auto sent = group[0]->start_bytes(
-      {.send = bytes, .send_bytes = to_other, .receive_bytes = none, .content = 0xbeef});
-  const auto error = testing::catch_comm_error([&] {
-    group[1]
-        ->start_bytes({.receive = bytes, .send_bytes = none, .receive_bytes = from_other})
-        ->wait_sync();
-  });
-  EXPECT_THAT(error.what(), HasSubstr("0x000000000000beef; expected 0x0000000000000000"));
-}
-
 TEST(ThreadGroup, AfterAFailureCheckAndCloseTellIt) {
   auto group = make_thread_group(2);
   const HostTensor rows = testing::make_tensor(DType::Float32, {4, 1});

@@ -91,6 +91,13 @@ TEST_F(Packets, OtherSizesAreAMismatch) {
   expect_failure(CommFailure::PlanMismatch, "rank 1 sends 2000 bytes; expected 3000");
 }
 
+/// Bytes of a caller's mean what they mean: their content need not be types.
+TEST_F(Packets, OtherContentIsToldAsTypesOrAsANumber) {
+  send(0, [](auto& header) { header.content = 0x2; });
+  expect_failure(CommFailure::PlanMismatch,
+                 "sends rows of data types float32; expected 0x0000000000000000");
+}
+
 TEST_F(Packets, ARingOutsideTheMemoryIsRefused) {
   const RingPlace place{.offset = std::uint64_t{1} << 40, .slot_bytes = 4096, .num_slots = 4};
   std::memcpy(outbox_.payload(), &place, sizeof(place));

@@ -14,6 +14,7 @@
 
 #include "comm/engine/ring_group.hpp"
 #include "comm/exchange_case.hpp"
+#include "comm/nccl_ranks.hpp"
 #include "comm/net/process_watch.hpp"
 #include "comm/ranks.hpp"
 
@@ -219,25 +220,14 @@ TEST(ShmGroup, MemoryIsPrivateAndHasNoName) {
   EXPECT_EQ(status.st_nlink, 0u);
 }
 
-TEST(ShmGroup, AnyAllgatherServesAsBootstrap) {
+TEST(ShmGroup, AnyAllgatherServesAsBootstrapUnlessItMixesRanks) {
   // The bootstrap is a group itself: no socket, no name.
   testing::run_ranks(testing::Backend::Shm, {.num_ranks = 3}, [](Communicator& first) {
-    const Bootstrap bootstrap = [&](std::span<const std::byte> bytes) {
-      return first.allgather_sync(bytes);
-    };
+    const Bootstrap bootstrap = testing::bootstrap_over(first);
     const auto second = make_shm_group(first.rank(), 3, bootstrap);
     cast_all(*second, 10, 0);
     second->close_sync();
-    first.close_sync();
-  });
-}
-
-TEST(ShmGroup, BootstrapThatMixesRanksIsRefusedOnEveryRank) {
-  testing::run_ranks(testing::Backend::Shm, {.num_ranks = 3}, [](Communicator& first) {
     // Two ranks believe to be rank 1.
-    const Bootstrap bootstrap = [&](std::span<const std::byte> bytes) {
-      return first.allgather_sync(bytes);
-    };
     const std::int32_t claimed = first.rank() == 2 ? 1 : first.rank();
     const auto error = testing::catch_comm_error([&] { make_shm_group(claimed, 3, bootstrap); });
     EXPECT_EQ(error.failure(), CommFailure::System);

@@ -84,18 +84,11 @@ TEST(GroupLog, TellsWhatCarriesRows) {
 }
 
 TEST(GroupLog, TheRankThatAbortsTellsWhyOnce) {
-  KeptLog kept(LogLevel::Error);
-  testing::run_ranks(Backend::Threads, {.num_ranks = 2}, abort_on_rank_0);
-  EXPECT_THAT(kept.sorted(), ElementsAre("0 comm: rank 0 aborts its group: out of paper"));
-}
-
-TEST(GroupLog, AnAbortOfASuppliedGroupIsToldOnce) {
-  KeptLog kept(LogLevel::Error);
-  testing::run_ranks(Backend::Bytes, {.num_ranks = 1}, [](Communicator& group) {
-    group.abort("out of paper");
-    group.abort("again");
-  });
-  EXPECT_THAT(kept.sorted(), ElementsAre("0 comm: rank 0 aborts its group: out of paper"));
+  for (const Backend backend : {Backend::Threads, Backend::Bytes}) {
+    KeptLog kept(LogLevel::Error);
+    testing::run_ranks(backend, {.num_ranks = 2}, abort_on_rank_0);
+    EXPECT_THAT(kept.sorted(), ElementsAre("0 comm: rank 0 aborts its group: out of paper"));
+  }
 }
 
 TEST(GroupLog, ARankThatHearsOfAnAbortBesideItsCallsTellsSo) {

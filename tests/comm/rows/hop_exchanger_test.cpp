@@ -77,34 +77,6 @@ double element(const testing::HostTensor& tensor, std::int64_t row) {
   return testing::read_element(tensor.view, {row, 0, 0});
 }
 
-TEST_P(HopExchanger, ACastCrossesOnceToEachNode) {
-  run([](Communicator& group, comm::RowExchanger& exchanger) {
-    const std::int32_t rank = group.rank();
-    const auto own = make_rows(kRows, [&](std::int32_t row) { return 10.0 * rank + row; });
-    const auto received = make_rows(kRows * kRanks, [](std::int32_t) { return -1.0; });
-    const comm::RowTable table = by_node(rank);
-    exchanger.prepare(table, {.kind = ExchangeKind::Cast}, {});
-    exchanger
-        .start(table,
-               {.kind = ExchangeKind::Cast, .from = {&own.view, 1}, .to = {&received.view, 1}},
-               nullptr)
-        ->await(nullptr);
-    for (std::int32_t peer = 0; peer < kRanks; ++peer) {
-      for (std::int32_t row = 0; row < kRows; ++row) {
-        EXPECT_EQ(element(received, kRows * peer + row), peer == rank ? -1.0 : 10.0 * peer + row);
-      }
-    }
-    const std::int64_t rows_bytes = kRows * kDim * 8;
-    const auto& sent = group.counters().bytes_to_peer;
-    for (std::int32_t peer = 0; peer < kRanks; ++peer) {
-      const bool is_mate = peer == mate_of(rank);
-      EXPECT_EQ(sent[static_cast<std::size_t>(peer)], is_mate ? 2 * rows_bytes
-                                                      : peer == counterpart_of(rank) ? rows_bytes
-                                                                                     : 0);
-    }
-  });
-}
-
 TEST_P(HopExchanger, ASumComesTogetherInsideTheNodes) {
   run([](Communicator& group, comm::RowExchanger& exchanger) {
     const std::int32_t rank = group.rank();
@@ -164,13 +136,15 @@ TEST_P(HopExchanger, AMergeWeighsRowsInsideTheNodesToo) {
   });
 }
 
-/// Ranks await in orders of their own; straight moves lie between those by node.
-TEST_P(HopExchanger, MovesMayBeAwaitedInAnyOrder) {
+/// Ranks await in orders of their own; straight moves lie between those by node, which cross once
+/// to each node.
+TEST_P(HopExchanger, CastsMayBeAwaitedInAnyOrder) {
   run([](Communicator& group, comm::RowExchanger& exchanger) {
     constexpr std::size_t kMoves = 5;
     const std::int32_t rank = group.rank();
     const comm::RowTable straight = all_to_all(rank);
     const comm::RowTable hopping = by_node(rank);
+    exchanger.prepare(hopping, {.kind = ExchangeKind::Cast}, {});
     std::vector<testing::HostTensor> own, received;
     for (std::size_t m = 0; m < kMoves; ++m) {
       const double base = 100.0 * static_cast<double>(m) + 10.0 * rank;
@@ -189,12 +163,19 @@ TEST_P(HopExchanger, MovesMayBeAwaitedInAnyOrder) {
       const std::size_t m = rank % 2 == 0 ? i : kMoves - 1 - i;
       moves[m]->await(nullptr);
       moves[m]->await(nullptr);
-      for (std::int32_t peer = 0; peer < kRanks; ++peer) {
-        if (peer == rank) continue;
-        EXPECT_EQ(element(received[m], kRows * peer + 1),
-                  100.0 * static_cast<double>(m) + 10.0 * peer + 1.0);
+      for (std::int32_t row = 0; row < kRows * kRanks; ++row) {
+        const std::int32_t peer = row / kRows;
+        const double sent = 100.0 * static_cast<double>(m) + 10.0 * peer + row % kRows;
+        EXPECT_EQ(element(received[m], row), peer == rank ? -1.0 : sent);
       }
     }
+    // Three by node and two straight.
+    std::vector<std::int64_t> sent(kRanks, 2);
+    sent[static_cast<std::size_t>(mate_of(rank))] += 3 * 2;
+    sent[static_cast<std::size_t>(counterpart_of(rank))] += 3;
+    sent[static_cast<std::size_t>(rank)] = 0;
+    for (std::int64_t& rows : sent) rows *= kRows * kDim * 8;
+    EXPECT_EQ(group.counters().bytes_to_peer, sent);
   });
 }
 
