@@ -11,29 +11,15 @@ NotImplementedError by the argument's name.
 """
 
 from magi_attention import __version__
+from magi_attn_extensions import fa2_interface_with_sink as _fa2
+from magi_attn_extensions import fa3_interface_with_sink as _fa3
+from magi_attn_extensions import fa4_interface_with_sink as _fa4
 from magi_attn_extensions.dsa_interface import dsa_attn_func
-from magi_attn_extensions.fa2_interface_with_sink import (
-    fa2_func_with_sink,
-    fa2_kvpacked_func_with_sink,
-    fa2_qkvpacked_func_with_sink,
-    fa2_varlen_func_with_sink,
-    fa2_varlen_kvpacked_func_with_sink,
-    fa2_varlen_qkvpacked_func_with_sink,
-)
-from magi_attn_extensions.fa3_interface_with_sink import (
-    fa3_func_with_sink,
-    fa3_qkvpacked_func_with_sink,
-    fa3_varlen_func_with_sink,
-)
-from magi_attn_extensions.fa4_interface_with_sink import (
-    fa4_func_with_sink,
-    fa4_varlen_func_with_sink,
-)
+from magi_attn_extensions.fa2_interface_with_sink import *  # noqa: F403
+from magi_attn_extensions.fa3_interface_with_sink import *  # noqa: F403
+from magi_attn_extensions.fa4_interface_with_sink import *  # noqa: F403
 
-__all__ = [
-    "dsa_attn_func", "fa2_func_with_sink", "fa2_kvpacked_func_with_sink",
-    "fa2_qkvpacked_func_with_sink", "fa2_varlen_func_with_sink",
-    "fa2_varlen_kvpacked_func_with_sink", "fa2_varlen_qkvpacked_func_with_sink",
-    "fa3_func_with_sink", "fa3_qkvpacked_func_with_sink", "fa3_varlen_func_with_sink",
-    "fa4_func_with_sink", "fa4_varlen_func_with_sink",
-]  # fmt: skip
+__all__ = ["dsa_attn_func"]
+__all__ += _fa2.__all__
+__all__ += _fa3.__all__
+__all__ += _fa4.__all__

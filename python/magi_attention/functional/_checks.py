@@ -15,6 +15,7 @@ from magi_attention._native.backend import Limits, known_limits
 from magi_attention._native.tensors import as_plain, is_intercepted, refuse_transforms
 from magi_attention.common._arguments import check_int, check_number
 from magi_attention.env.build import has_gpu_kernels
+from magi_attention.functional.utils import check_layout
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 MAX_SINKS = 8
@@ -45,6 +46,21 @@ def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int]) -> None:
     """ValueError that names the tensor, unless it has this shape."""
     if list(tensor.shape) != list(shape):
         raise ValueError(f"{name}.shape is {list(tensor.shape)}; allowed: {list(shape)}")
+
+
+def check_type(name: str, tensor: torch.Tensor, dtype: torch.dtype, allowed: str) -> None:
+    """TypeError unless tensor is one of this type, in words `allowed`."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; allowed: {allowed}")
+    if tensor.dtype != dtype:
+        names = str(dtype).removeprefix("torch.")
+        raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: {names}")
+
+
+def check_place(name: str, tensor: torch.Tensor, device: torch.device, whose: str = "q") -> None:
+    """ValueError unless the tensor is on the device, which is that of `whose`."""
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}; allowed: {device}, that of {whose}")
 
 
 def _check_kind(name: str, tensor: torch.Tensor, limits: Limits) -> None:
@@ -81,8 +97,7 @@ def check_qkv(
     if q.dtype not in DTYPES:
         raise TypeError(f"q.dtype is {q.dtype}; allowed: float64, float32, float16, bfloat16")
     for name, tensor in (("k", k), ("v", v)):
-        if tensor.device != q.device:
-            raise ValueError(f"{name} is on {tensor.device}; allowed: {q.device}, that of q")
+        check_place(name, tensor, q.device)
         if tensor.dtype != q.dtype:
             raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: {q.dtype}, that of q")
     check_shape("k", k, (*k.shape[:2], q.shape[2]))
@@ -186,8 +201,7 @@ def check_results(
         check_shape(name, tensor, shape)
         if tensor.dtype != dtype:
             raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: {dtype}")
-        if tensor.device != q.device:
-            raise ValueError(f"{name} is on {tensor.device}; allowed: {q.device}, that of q")
+        check_place(name, tensor, q.device)
         found.append(as_plain(name, tensor).contiguous())
     return found
 
@@ -208,10 +222,7 @@ def check_sink(
     sink: torch.Tensor | None, sink_layout: str, q: torch.Tensor
 ) -> tuple[torch.Tensor | None, int]:
     """The sink in the type it is computed in, and the number of its layout."""
-    if sink_layout == "shd":
-        raise NotImplementedError('sink_layout="shd" is not available; use "sh" or "ssh"')
-    if sink_layout not in ("sh", "ssh"):
-        raise ValueError(f'sink_layout is {sink_layout!r}; allowed: "sh", "ssh"')
+    check_layout(sink_layout)
     layout = ("sh", "ssh").index(sink_layout)
     if sink is None:
         return None, layout
@@ -260,10 +271,7 @@ def check_ranges(
     for name, ranges in (("q_ranges", q_ranges), ("k_ranges", k_ranges)):
         if ranges.dim() != 2 or ranges.shape[1] != 2:
             raise ValueError(f"{name} has shape {list(ranges.shape)}; allowed: [n, 2]")
-    if k_ranges.device != q_ranges.device:
-        raise ValueError(
-            f"k_ranges is on {k_ranges.device}; allowed: {q_ranges.device}, that of q_ranges"
-        )
+    check_place("k_ranges", k_ranges, q_ranges.device, "q_ranges")
     if q_ranges.shape[0] != k_ranges.shape[0]:
         raise ValueError(
             f"k_ranges has {k_ranges.shape[0]} rows; allowed: {q_ranges.shape[0]}, as q_ranges"
@@ -271,11 +279,7 @@ def check_ranges(
     if attn_type_map is None:
         return q_ranges, k_ranges, None
     attn_type_map = _as_index_tensor("attn_type_map", attn_type_map, q, "[n]")
-    if attn_type_map.device != q_ranges.device:
-        raise ValueError(
-            f"attn_type_map is on {attn_type_map.device}; allowed: {q_ranges.device}, that of "
-            "q_ranges"
-        )
+    check_place("attn_type_map", attn_type_map, q_ranges.device, "q_ranges")
     if tuple(attn_type_map.shape) != (q_ranges.shape[0],):
         raise ValueError(
             f"attn_type_map has shape {list(attn_type_map.shape)}; allowed: [{q_ranges.shape[0]}]"
@@ -284,10 +288,7 @@ def check_ranges(
 
 
 def _as_index_tensor(name: str, tensor: torch.Tensor, q: torch.Tensor, shape: str) -> torch.Tensor:
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}; allowed: an int32 tensor {shape}")
-    if tensor.dtype != torch.int32:
-        raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: int32")
+    check_type(name, tensor, torch.int32, f"an int32 tensor {shape}")
     if tensor.device != q.device and not (q.is_cuda and tensor.device.type == "cpu"):
         allowed = f"{q.device}, the device of q" + (", or cpu" if q.is_cuda else "")
         raise ValueError(f"{name} is on {tensor.device}; allowed: {allowed}")

@@ -19,10 +19,12 @@ from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.functional._checks import (
     check_computed_sink,
     check_params,
+    check_place,
     check_qkv,
     check_ranges,
     check_results,
     check_sm_margin,
+    check_type,
     refuse_tangents,
 )
 from magi_attention.functional._slices import RangesInvocation, host_call, mask_of
@@ -72,8 +74,7 @@ def fake_backward(q, k, v, sink, out, lse):
     asks for them where one tensor is on meta, too.
     """
     for name, tensor in (("k", k), ("v", v), ("out", out), ("lse", lse)):
-        if tensor.device != q.device:
-            raise ValueError(f"{name} is on {tensor.device}; allowed: {q.device}, that of q")
+        check_place(name, tensor, q.device)
     dsink = q.new_empty((0,)) if sink is None else sink.new_empty(sink.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
 
@@ -151,15 +152,11 @@ def check_lists(
     name: of the argument.
     """
     check_int("sparse_k_block_size", block, 1, _MAX_BLOCK)
-    if not isinstance(indices, torch.Tensor):
-        raise TypeError(f"{name} is a {type(indices).__name__}; allowed: an int32 tensor")
-    if indices.dtype != torch.int32:
-        raise TypeError(f"{name}.dtype is {indices.dtype}; allowed: int32")
+    check_type(name, indices, torch.int32, "an int32 tensor")
     if indices.dim() != 3 or tuple(indices.shape[:2]) != shape:
         wanted = ", ".join(map(str, shape))
         raise ValueError(f"{name} has shape {list(indices.shape)}; allowed: [{wanted}, n]")
-    if indices.device != device:
-        raise ValueError(f"{name} is on {indices.device}; allowed: {device}, that of q")
+    check_place(name, indices, device)
     return as_plain(name, indices)
 
 

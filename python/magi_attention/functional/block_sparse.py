@@ -10,7 +10,7 @@ import torch
 from magi_attention._native.tensors import as_plain, is_intercepted
 from magi_attention.common._arguments import as_bool, check_int
 from magi_attention.common._block_ranges import Blocks, folded_ranges, runs_of_mask
-from magi_attention.functional._checks import check_qkv
+from magi_attention.functional._checks import check_place, check_qkv, check_type
 from magi_attention.functional._sparse import (
     BlockLists,
     SparseForwardMeta,
@@ -122,8 +122,6 @@ def _is_read(mask: torch.Tensor) -> bool:
 
 def _capacity(mask: torch.Tensor, max_runs: int | None) -> int | None:
     """Runs that there is room for; None: as many as the mask has."""
-    if max_runs is not None:
-        check_int("max_runs", max_runs, 1, _MAX_RUNS)
     if _is_read(mask):
         return None
     heads, num_q, num_k = mask.shape
@@ -134,15 +132,11 @@ def _check_mask(
     mask: torch.Tensor, blocks: Blocks, heads_kv: int, device: torch.device
 ) -> torch.Tensor:
     """block_mask as a plain tensor [heads_kv or 1, q_blocks, k_blocks] on the device."""
-    if not isinstance(mask, torch.Tensor):
-        raise TypeError(f"block_mask is a {type(mask).__name__}; allowed: a bool tensor")
-    if mask.dtype != torch.bool:
-        raise TypeError(f"block_mask.dtype is {mask.dtype}; allowed: bool")
+    check_type("block_mask", mask, torch.bool, "a bool tensor")
     shape = (heads_kv, blocks.num_q, blocks.num_k)
     if mask.dim() != 3 or tuple(mask.shape) not in (shape, (1, *shape[1:])):
         raise ValueError(
             f"block_mask has shape {list(mask.shape)}; allowed: {list(shape)}, or 1 in front"
         )
-    if mask.device != device:
-        raise ValueError(f"block_mask is on {mask.device}; allowed: {device}, that of q")
+    check_place("block_mask", mask, device)
     return as_plain("block_mask", mask)

@@ -42,9 +42,17 @@ def calc_lse_rescale_weight(
     return torch.exp(safe_subtract(lse_to_rescale, rescaled_lse)).unsqueeze(-1)
 
 
+def check_layout(sink_layout: str) -> None:
+    """NotImplementedError for "shd", ValueError for what is no layout."""
+    if sink_layout == "shd":
+        raise NotImplementedError('sink_layout="shd" is not available; use "sh" or "ssh"')
+    if sink_layout not in ("sh", "ssh"):
+        raise ValueError(f'sink_layout is {sink_layout!r}; allowed: "sh", "ssh"')
+
+
 def calc_lse_sink(sink: torch.Tensor, seqlen_q: int, sink_layout: str = "sh") -> torch.Tensor:
     """logsumexp of the sink per row and head, [seqlen_q, heads]."""
-    _check_layout(sink_layout)
+    check_layout(sink_layout)
     if sink_layout == "sh":
         return safe_lse(sink, 0).expand(seqlen_q, -1)
     return safe_lse(sink, 1)
@@ -59,7 +67,7 @@ def sink_bwd(
     dsink: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Gradient of the sink, from the final lse and o; written into dsink where one is given."""
-    _check_layout(sink_layout)
+    check_layout(sink_layout)
     delta = (o.to(lse.dtype) * do.to(lse.dtype)).sum(-1).unsqueeze(1)
     rows = sink.unsqueeze(0) if sink_layout == "sh" else sink
     gradient = -torch.exp(safe_subtract(rows, lse.unsqueeze(1))) * delta
@@ -140,10 +148,3 @@ def correct_attn_out_lse_with_sink(
     """(out, lse) with the sink in the denominator."""
     corrected = correct_attn_out_with_sink(out, lse, sink, sink_layout, inplace)
     return corrected, correct_attn_lse_with_sink(lse, sink, sink_layout, inplace)
-
-
-def _check_layout(sink_layout: str) -> None:
-    if sink_layout == "shd":
-        raise NotImplementedError('sink_layout="shd" is not available; use "sh" or "ssh"')
-    if sink_layout not in ("sh", "ssh"):
-        raise ValueError(f'sink_layout is {sink_layout!r}; allowed: "sh", "ssh"')

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -214,10 +215,7 @@ def to_packed_seq_params(mask: Mask, *, causal: bool = True) -> dict[str, Any]:
     found: dict[str, Any] = {"qkv_format": "thd", "max_seqlen_q": longest, "max_seqlen_kv": longest}
     for side in ("q", "kv"):
         found[f"cu_seqlens_{side}"], found[f"cu_seqlens_{side}_padded"] = bounds, padded
-    check_told(mask, from_packed_seq_params(_Fields(found), causal=causal), "packed sequences")
+    check_told(
+        mask, from_packed_seq_params(SimpleNamespace(**found), causal=causal), "packed sequences"
+    )
     return found
-
-
-class _Fields:
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.__dict__.update(values)
