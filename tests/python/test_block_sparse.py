@@ -13,7 +13,7 @@ from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional import _sparse, block_sparse_attn_func
 from sparse_masks import below_diagonal, counts_of_blocks, counts_of_lists
 from test_flex import close, inputs
-from view_cases import LAYOUTS, permuted
+from test_views import LAYOUTS, permuted
 
 ROWS_Q, ROWS_K, HEADS = 70, 90, (4, 2)
 SIZES = {"q_block_size": 16, "k_block_size": 32}

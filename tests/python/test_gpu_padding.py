@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-import padding_cases as cases
+import test_padding as cases
 from on_gpu import NEEDS_GPU
 from pipeline_cases import Case
 

@@ -9,7 +9,7 @@ import torch
 import dense
 from magi_attention.api import flex_flash_attn_func
 from on_gpu import NEEDS_GPU, PLACES, ROWS, bound_plan, inputs, ranges_on
-from plain_cases import KINDS, freed, is_refused, nested
+from test_plain_tensors import KINDS, freed, is_refused, nested
 
 pytestmark = NEEDS_GPU
 QKV = ("q", "k", "v")

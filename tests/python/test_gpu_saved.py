@@ -7,7 +7,7 @@ import torch
 import dense
 from magi_attention.functional import block_sparse_attn_func, flex_flash_attn_func
 from on_gpu import NEEDS_GPU, PLACES, ROWS, bound_plan, inputs, ranges_on
-from saved_cases import check
+from test_saved_tensors import check
 
 pytestmark = NEEDS_GPU
 CLOSE = 2e-2  # of sums whose order is not fixed

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-import torch_attention_cases as cases
+import test_torch_attention as cases
 from on_gpu import NEEDS_GPU
 from pipeline_cases import Case
 
@@ -26,4 +26,4 @@ def test_options(gpu_ranks, size):
 
 
 def test_precision(gpu_ranks):
-    gpu_ranks.run(1, cases.in_another_precision)
+    gpu_ranks.run(1, cases.test_precision)

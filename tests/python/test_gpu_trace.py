@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-import trace_cases as cases
+import test_trace as cases
 from on_gpu import NEEDS_GPU
 from test_trace import check_nesting, check_rank, spans_of
 

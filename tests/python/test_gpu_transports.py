@@ -10,9 +10,9 @@ import os
 import pytest
 import torch
 
-import group_cases
 import nccl_cases as cases
 import pipeline_cases
+import test_group_collectives as group_cases
 from magi_attention.env.build import has_gpu_kernels
 from pipeline_cases import Case
 from ranks import Ranks

@@ -1,58 +1,412 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention for Megatron-LM, beside that of megatron-core."""
 
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from unittest import mock
+
 import pytest
-import torch
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 
+import torch
+import torch.distributed as dist
+
 import dense
-import megatron_cases as cases
-from megatron_cases import AttnMaskType, ours
+from ranks import over
 from test_docs import blocks
 
-# Megatron makes its groups on all processes, so that every case runs on all four.
-ALL = 4
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it has no Transformer Engine, and says so
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_layer_local_spec,
+        get_gpt_mtp_block_spec,
+    )
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.enums import AttnMaskType
+
+    from magi_attention.integrations import megatron as ours
 
 
+# Megatron makes its groups on all processes, so that every test runs on all four.
+ON_ALL = over(4)
+VOCABULARY = 64
+ROWS = 62
+DOCUMENTS = (17, 30, 1, 14)
+
+
+@contextlib.contextmanager
+def on_cpu():
+    """Megatron asks for the current GPU and its random numbers, without dropout too."""
+    tracker = mock.Mock()
+    tracker.fork = lambda *_: contextlib.nullcontext()
+    place = "megatron.core.tensor_parallel"
+    with (
+        mock.patch("torch.cuda.current_device", return_value="cpu"),
+        mock.patch(f"{place}.get_cuda_rng_tracker", return_value=tracker),
+    ):
+        yield
+
+
+def start(cp_size: int) -> dist.ProcessGroup:
+    """Megatron's groups over all processes, and this one's context parallel group."""
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()  # groups end with the case that made them
+    parallel_state.initialize_model_parallel(context_parallel_size=cp_size)
+    return parallel_state.get_context_parallel_group()
+
+
+def config(cp_size: int = 1, **changes) -> TransformerConfig:
+    given = dict(
+        num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=2, ffn_hidden_size=48,
+        attention_dropout=0.0, hidden_dropout=0.0, use_cpu_initialization=True,
+        params_dtype=torch.float64, pipeline_dtype=torch.float64, context_parallel_size=cp_size,
+        masked_softmax_fusion=False, bias_dropout_fusion=False, attention_softmax_in_fp32=False,
+    )  # fmt: skip
+    made = TransformerConfig(**{**given, **changes})
+    yarn = dict(
+        rotary_scaling_factor=4.0, original_max_position_embeddings=32, beta_fast=32.0,
+        beta_slow=1.0, mscale=1.0, mscale_all_dim=0.0, correction_range_round_to_int=True,
+    )  # fmt: skip
+    for name, value in yarn.items():  # which Megatron reads off, but has no fields for
+        setattr(made, f"yarn_{name}", value)
+    return made
+
+
+def gpt(settings: TransformerConfig, is_ours: bool, embedding: str = "rope") -> GPTModel:
+    """Equal settings give equal weights."""
+    torch.manual_seed(5)
+    spec = get_gpt_layer_local_spec()
+    if is_ours:
+        spec = ours.with_magi_attention(spec)
+    mtp = None
+    if settings.mtp_num_layers:
+        mtp = get_gpt_mtp_block_spec(settings, spec, use_transformer_engine=False)
+    model = GPTModel(
+        settings, spec, VOCABULARY, 128, position_embedding_type=embedding, mtp_block_spec=mtp
+    ).double()
+    if is_ours:
+        return ours.adapt_model(model)
+    if hasattr(model, "rotary_pos_emb"):
+        model.rotary_pos_emb.cp_group = None  # whole sequences on every rank
+    return model
+
+
+def packed_batch(step: int = 0) -> dict:
+    """Packed documents; labels are those of rows."""
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(VOCABULARY, (1, ROWS), generator=generator)
+    ends = list(itertools.accumulate(DOCUMENTS))
+    mask = torch.ones(1, ROWS, dtype=torch.float64)
+    mask[0, [end - 1 for end in ends]] = 0
+    return {
+        "tokens": tokens, "labels": tokens.roll(-1, 1), "loss_mask": mask,
+        "position_ids": torch.cat([torch.arange(n) for n in DOCUMENTS])[None],
+        "cu_seqlens": torch.tensor([[0, *ends]], dtype=torch.int32),
+    }  # fmt: skip
+
+
+def hidden(documents=DOCUMENTS, window: int | None = None) -> torch.Tensor:
+    """bool [1, 1, rows, rows] of packed causal documents, True: hidden."""
+    of = torch.repeat_interleave(torch.arange(len(documents)), torch.tensor(documents))
+    row = torch.arange(len(of))
+    visible = (of[:, None] == of) & (row <= row[:, None])
+    if window is not None:
+        visible &= row >= row[:, None] - window
+    return ~visible[None, None]
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def sum_over(group, *tensors) -> None:
+    for tensor in tensors:
+        dist.all_reduce(tensor, group=group)
+
+
+def close(found: dict, wanted: dict, allowed: float = 1e-5) -> None:
+    """Rotary tables and the loss of Megatron are float32."""
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        error = (found[name] - gradient).abs().max().item()
+        assert error <= allowed * max(1.0, gradient.abs().max().item()), f"{name}: {error:.3g}"
+
+
+def reference(settings, batch, mask, embedding="rope", rows=slice(None)):
+    """Loss and gradients of Megatron's own attention under a dense mask."""
+    model = gpt(settings, False, embedding)
+    losses = model(batch["tokens"], batch["position_ids"], mask, labels=batch["labels"])
+    loss = (losses * batch["loss_mask"])[:, rows].sum()
+    loss.backward()
+    return loss.detach(), gradients(model)
+
+
+def shared_out(group, settings, batch, embedding="rope"):
+    """The same over the ranks of a group, with our attention."""
+    model = gpt(settings, True, embedding)
+    local = ours.prepare_batch(batch, model, group)
+    assert local["attention_mask"] is None
+    losses = model(
+        local["tokens"], local["position_ids"], None, labels=local["labels"],
+        packed_seq_params=local["packed_seq_params"],
+    )  # fmt: skip
+    loss = (losses * local["loss_mask"]).sum()
+    loss.backward()
+    total, found = loss.detach().clone(), gradients(model)
+    if group is not None:
+        sum_over(group, total, *found.values())
+    return total, found, local
+
+
+def check_packed(cp_size: int, embedding: str = "rope", **changes) -> None:
+    """Packed documents: the gradients of Megatron's own attention."""
+    with on_cpu():
+        group = start(cp_size)
+        batch = packed_batch()
+        window = changes.get("window_size")
+        mask = hidden(window=None if window is None else window[0])
+        wanted = reference(config(), batch, mask, embedding)
+        loss, found, local = shared_out(group, config(cp_size, **changes), batch, embedding)
+        assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
+        close(found, wanted[1])
+        # Equal shards, padded once.
+        plan = ours.bound_of(local["packed_seq_params"].plan).plan
+        assert plan.pad_size == 0 and plan.total_seqlen == -(-ROWS // cp_size) * cp_size
+        assert local["tokens"].shape == (1, plan.total_seqlen // cp_size)
+
+
+@ON_ALL
 @pytest.mark.parametrize(
     "size, embedding",
     [(1, "rope"), (2, "rope"), (4, "rope"), (2, "learned_absolute"), (1, "yarn")],
 )
-def test_packed_documents(ranks, size, embedding):
-    ranks.run(ALL, cases.agrees, size, embedding)
+def test_packed_documents(group, size, embedding):
+    check_packed(size, embedding)
 
 
+@ON_ALL
 @pytest.mark.parametrize("size", [1, 2])
-def test_windows(ranks, size):
-    ranks.run(ALL, cases.with_windows, size)
+def test_windows(group, size):
+    """Every layer with window_size: one mask on the rows of another."""
+    check_packed(size, window_size=(5, 0))
 
 
-def test_training(ranks):
-    ranks.run(ALL, cases.training)
+@ON_ALL
+def test_training(group):
+    """Two replicas of two context parallel ranks train beside Megatron's attention."""
+    with on_cpu():
+        cp_group = start(2)
+        alone, model = gpt(config(), False), gpt(config(2), True)
+        optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (alone, model)]
+        curves = [], []
+        for step in range(6):
+            batch = packed_batch(step % 2)
+            tokens = batch["loss_mask"].sum()
+            losses = alone(batch["tokens"], batch["position_ids"], hidden(), labels=batch["labels"])
+            wanted = (losses * batch["loss_mask"]).sum() / tokens
+            local = ours.prepare_batch(batch, model, cp_group)
+            losses = model(
+                local["tokens"], local["position_ids"], None, labels=local["labels"],
+                packed_seq_params=local["packed_seq_params"],
+            )  # fmt: skip
+            found = (losses * local["loss_mask"]).sum() / tokens
+            for optimizer, loss in zip(optimizers, (wanted, found)):
+                optimizer.zero_grad()
+                loss.backward()
+            total = found.detach().clone()
+            sum_over(cp_group, total, *gradients(model).values())
+            for optimizer in optimizers:
+                optimizer.step()
+            curves[0].append(wanted.item())
+            curves[1].append(total.item())
+        for one, other in zip(*curves):
+            assert abs(one - other) < 1e-5, curves
+        assert curves[1][-1] < 0.9 * curves[1][0], curves
 
 
+@ON_ALL
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_several_tokens(ranks, size):
-    ranks.run(ALL, cases.several_tokens, size)
+def test_several_tokens(group, size):
+    """Multi-token prediction: tokens and labels are rolled in the order of the sequence, within
+    documents, over ranks.
+    """
+    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
+
+    with on_cpu():
+        group = start(size)
+        batch = packed_batch()
+        # Megatron's roll knows documents of packed parameters; its own attention does not.
+        settings = dict(
+            mtp_num_layers=2, mtp_loss_scaling_factor=0.3, calculate_per_token_loss=True
+        )
+        model = gpt(config(size, **settings), True)
+        local = ours.prepare_batch(batch, model, group)
+        params = local["packed_seq_params"]
+        ends = list(itertools.accumulate(DOCUMENTS))
+        wanted = batch["labels"][0]
+        found = local["labels"]
+        for _ in range(2):
+            wanted = wanted.roll(-1)
+            wanted[[end - 1 for end in ends]] = 0
+            found, total = ours.roll_tensor(found, -1, -1, group, params)
+            whole = ours.bound_of(params.plan).undispatch(found[0])[:ROWS]
+            assert torch.equal(whole, wanted) and abs(total * size - wanted.sum()) < 1e-9
+        MTPLossAutoScaler.set_loss_scale(torch.ones(1))
+        results = []
+        for place, given in ((None, batch), (group, batch)):
+            model = gpt(config(size if place is group else 1, **settings), True)
+            model.train()
+            local = ours.prepare_batch(given, model, place)
+            losses = model(
+                local["tokens"], local["position_ids"], None, labels=local["labels"],
+                loss_mask=local["loss_mask"], packed_seq_params=local["packed_seq_params"],
+            )  # fmt: skip
+            loss = (losses * local["loss_mask"]).sum()
+            loss.backward()
+            found = gradients(model)
+            if place is group:
+                sum_over(group, *found.values())
+            results.append(found)
+        close(results[1], results[0])
 
 
+@ON_ALL
 @pytest.mark.parametrize("size", [1, 2])
-def test_padding(ranks, size):
-    ranks.run(ALL, cases.padded_and_batches, size)
-    ranks.run(ALL, cases.documents_padded_in_place, size)
+def test_padding(group, size):
+    """Sequences of a batch are documents; those that a mask pads lose their padding."""
+    with on_cpu():
+        group = start(size)
+        generator = torch.Generator().manual_seed(9)
+        tokens = torch.randint(VOCABULARY, (3, 20), generator=generator)
+        loss_mask = torch.ones(3, 20, dtype=torch.float64)
+        shown = torch.ones(3, 20, dtype=torch.bool)
+        shown[0, 11:] = shown[2, 4:] = False
+        for padding in (None, shown, hidden((20,)), hidden((20,)).expand(3, -1, -1, -1)):
+            batch = {"tokens": tokens, "labels": tokens.roll(-1, 1), "loss_mask": loss_mask}
+            if padding is shown:
+                batch["loss_mask"] = loss_mask * shown
+            positions = torch.arange(20).expand(3, -1)
+            wanted = reference(config(), {**batch, "position_ids": positions}, hidden((20,)))
+            batch["attention_mask"] = padding
+            loss, found, local = shared_out(group, config(size), batch)
+            assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
+            close(found, wanted[1])
+            if padding is shown:
+                assert local["tokens"].numel() == -(-35 // size)
 
 
-def test_batches_of_megatron(ranks):
-    ranks.run(ALL, cases.without_preparation)
-    ranks.run(ALL, cases.without_a_group)
-    ranks.run(ALL, cases.several_ranks_without_a_plan)
-    ranks.run(ALL, cases.other_batches)
+@ON_ALL
+@pytest.mark.parametrize("size", [1, 2])
+def test_documents_padded_in_place(group, size):
+    """cu_seqlens_padded: rows between documents are seen by nobody."""
+    with on_cpu():
+        group = start(size)
+        batch = packed_batch()
+        wanted = reference(config(), batch, hidden())
+        places, bounds = [], [0]
+        for begin, length in zip(itertools.accumulate((0, *DOCUMENTS[:-1])), DOCUMENTS):
+            padded = -(-length // 8) * 8
+            places += [*range(begin, begin + length), *[-1] * (padded - length)]
+            bounds.append(bounds[-1] + padded)
+        places = torch.tensor(places + [-1] * 8)  # and behind the last one
+        real = {name: batch[name][:, places] for name in ("tokens", "labels", "loss_mask")}
+        real["loss_mask"] *= places >= 0
+        real["cu_seqlens"], real["cu_seqlens_padded"] = batch["cu_seqlens"], torch.tensor(bounds)
+        loss, found, local = shared_out(group, config(size), real)
+        assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
+        close(found, wanted[1])
+        assert local["tokens"].numel() == len(places) // size
 
 
-def test_example(ranks):
+@ON_ALL
+def test_batches_of_megatron(group):
+    """On one rank: batches of Megatron as they are, and its packed parameters."""
+    with on_cpu():
+        start(1)
+        generator = torch.Generator().manual_seed(9)
+        tokens = torch.randint(VOCABULARY, (3, 20), generator=generator)
+        mask = torch.ones(3, 20, dtype=torch.float64)
+        positions = torch.arange(20).expand(3, -1)
+        batch = {"tokens": tokens, "labels": tokens, "loss_mask": mask, "position_ids": positions}
+        wanted = reference(config(), batch, hidden((20,)))
+        for given in (None, hidden((20,))):
+            model = gpt(config(), True)
+            model(tokens, positions, given, labels=tokens).sum().backward()
+            close(gradients(model), wanted[1])
+        batch = packed_batch()
+        wanted = reference(config(), batch, hidden())
+        bounds = batch["cu_seqlens"][0]
+        params = PackedSeqParams(
+            qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=30,
+            max_seqlen_kv=30,
+        )  # fmt: skip
+        model = gpt(config(), True)
+        losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"],
+                       packed_seq_params=params)  # fmt: skip
+        (losses * batch["loss_mask"]).sum().backward()
+        close(gradients(model), wanted[1])
+
+
+@ON_ALL
+def test_without_a_group(group):
+    """prepare_batch of this process alone."""
+    with on_cpu():
+        start(1)
+        batch = packed_batch()
+        wanted = reference(config(), batch, hidden())
+        loss, found, _ = shared_out(None, config(), batch)
+        with pytest.raises(ValueError, match="cp_group has 1 ranks; allowed: 2, context_parallel"):
+            ours.prepare_batch(batch, config(2), None)
+        assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
+        close(found, wanted[1])
+
+
+@ON_ALL
+def test_example(group):
+    """That of the docs runs as it stands, of a config, a batch and a group."""
     (code,) = (code for code in blocks("docs/integrations.md") if "megatron" in code)
-    ranks.run(ALL, cases.example_of_the_docs, code)
+    with on_cpu():
+        group = start(2)
+        single = dict(params_dtype=torch.float32, pipeline_dtype=torch.float32)
+        shown = {"config": config(2, **single), "batch": packed_batch(), "cp_group": group}
+        exec(code, shown)
+        assert shown["loss"].isfinite() and shown["local"]["tokens"].shape == (1, ROWS // 2)
+
+
+@ON_ALL
+def test_several_ranks_without_a_plan(group):
+    """Ranks without a plan would attend to their own rows alone."""
+    with on_cpu():
+        start(2)
+        model, batch = gpt(config(2), True, "learned_absolute"), packed_batch()
+        with pytest.raises(ValueError, match="packed_seq_params holds no plan, over 2 ranks"):
+            model(batch["tokens"], batch["position_ids"], None)
+
+
+@ON_ALL
+def test_other_batches(group):
+    """Ranks that are given batches of one shape and other tokens."""
+    with on_cpu():
+        group, batch = start(2), packed_batch()
+        other = {**batch, "tokens": batch["tokens"] + dist.get_rank(group)}
+        pattern = r"ranks \[1\] of cp_group are given other samples than rank 0; allowed: the same"
+        with pytest.raises(ValueError, match=pattern):
+            ours.prepare_batch(other, config(2), group)
+        assert ours.prepare_batch(batch, config(2), group)["tokens"].numel()
+
+
+def core(**changes):
+    """A core attention by itself, and its arguments."""
+    with on_cpu():
+        settings = config(**changes)
+        return ours.MagiCoreAttention(settings, 1, AttnMaskType.causal, "self").double()
 
 
 class TestCoreAttention:
@@ -62,20 +416,20 @@ class TestCoreAttention:
         mask = dense.Mask([(0, 12)], [(0, 12)], [1], 12, 12)
         rows = [tensor[:, 0] for tensor in (self.q, self.k, self.v)]
         for kind, sink in (("off-by-one", torch.zeros(1, 4)), ("learnable", torch.randn(1, 4))):
-            core = cases.core(softmax_type=kind, log_max_attention_logit=True)
+            made = core(softmax_type=kind, log_max_attention_logit=True)
             if kind == "learnable":
-                assert [name for name, _ in core.named_parameters()] == ["softmax_offset"]
-                core.softmax_offset.data.copy_(sink[0])
+                assert [name for name, _ in made.named_parameters()] == ["softmax_offset"]
+                made.softmax_offset.data.copy_(sink[0])
             else:
-                assert not core.state_dict()
-            found = core(self.q, self.k, self.v, None)
+                assert not made.state_dict()
+            found = made(self.q, self.k, self.v, None)
             wanted, _, maxima = dense.attention(*rows, mask, sink.double())
             assert found.shape == (12, 1, 32)
             assert (found.view(12, 4, 8) - wanted).abs().max() < 1e-6
-            assert (core.current_max_attn_logits - maxima).abs().max() < 1e-6
-            core(2 * self.q, self.k, self.v, None)
+            assert (made.current_max_attn_logits - maxima).abs().max() < 1e-6
+            made(2 * self.q, self.k, self.v, None)
             assert (
-                core.current_max_attn_logits - torch.maximum(maxima, 2 * maxima)
+                made.current_max_attn_logits - torch.maximum(maxima, 2 * maxima)
             ).abs().max() < 1e-6
 
     @pytest.mark.parametrize(
@@ -87,16 +441,16 @@ class TestCoreAttention:
     )
     def test_configs(self, changes, pattern):
         with pytest.raises(ValueError, match=pattern):
-            cases.core(**changes)
+            core(**changes)
 
     def test_arguments(self):
-        core = cases.core()
+        made = core()
         visible = torch.zeros(1, 1, 12, 12, dtype=torch.bool)
         with pytest.raises(ValueError, match=r"attention_mask of shape \[1, 1, 12, 12\] is not"):
-            core(self.q, self.k, self.v, visible)
+            made(self.q, self.k, self.v, visible)
         with pytest.raises(ValueError, match="attention_bias is given; allowed: None"):
-            core(self.q, self.k, self.v, None, attention_bias=visible)
-        settings = cases.config()
+            made(self.q, self.k, self.v, None, attention_bias=visible)
+        settings = config()
         with pytest.raises(ValueError, match="attention_type is 'cross'; allowed: 'self'"):
             ours.MagiCoreAttention(settings, 1, AttnMaskType.causal, "cross")
         with pytest.raises(ValueError, match="spec has no core_attention"):
@@ -105,13 +459,13 @@ class TestCoreAttention:
         params = local["packed_seq_params"]
         pattern = "attn_mask_type is causal, but prepare_batch was called with causal=False"
         with pytest.raises(ValueError, match=pattern):
-            core(self.q, self.k, self.v, None, packed_seq_params=params)
-        found = core(self.q, self.k, self.v, None, AttnMaskType.no_mask, packed_seq_params=params)
+            made(self.q, self.k, self.v, None, packed_seq_params=params)
+        found = made(self.q, self.k, self.v, None, AttnMaskType.no_mask, packed_seq_params=params)
         mask = dense.Mask([(0, 12)], [(0, 12)], [0], 12, 12)
         wanted = dense.attention(*(t[:, 0] for t in (self.q, self.k, self.v)), mask)[0]
         assert (found.view(12, 4, 8) - wanted).abs().max() < 1e-12
         with pytest.raises(ValueError, match="attention_mask is given; allowed: None, as the plan"):
-            core(self.q, self.k, self.v, visible, AttnMaskType.no_mask, packed_seq_params=params)
+            made(self.q, self.k, self.v, visible, AttnMaskType.no_mask, packed_seq_params=params)
         with pytest.raises(ValueError, match="shifts is 1; allowed: -1"):
             ours.roll_tensor(torch.zeros(1, 12), 1, -1, None, params)
 
@@ -148,13 +502,13 @@ class TestCoreAttention:
 def test_batches_that_are_refused(changes, pattern):
     batch = {"tokens": torch.zeros(1, 12, dtype=torch.long), **changes}
     with pytest.raises(ValueError, match=pattern):
-        ours.prepare_batch(batch, cases.config())
+        ours.prepare_batch(batch, config())
 
 
 def test_mask_that_numbers_documents():
     ids = torch.arange(12).view(2, 6)
     mask = torch.tensor([[1, 1, 2, 2, 2, 0], [0, 3, 3, 3, 3, 3]])
-    local = ours.prepare_batch({"tokens": ids, "attention_mask": mask}, cases.config())
+    local = ours.prepare_batch({"tokens": ids, "attention_mask": mask}, config())
     assert local["packed_seq_params"].documents.lengths == (2, 3, 5)
     assert local["tokens"].tolist() == [[*range(5), *range(7, 12)]]
 
@@ -163,7 +517,7 @@ def test_padded_bounds():
     """As NeMo and Megatron-Bridge pad them."""
     ids, bounds = torch.arange(12)[None], torch.tensor([[0, 5, 12, -1, -1]])
     batch = {"tokens": ids, "cu_seqlens": bounds, "cu_seqlens_argmin": torch.tensor(3)}
-    local = ours.prepare_batch(batch, cases.config())
+    local = ours.prepare_batch(batch, config())
     assert local["packed_seq_params"].documents.lengths == (5, 7)
     assert "cu_seqlens_argmin" not in local
 
@@ -175,10 +529,10 @@ def test_padding_has_no_loss_without_a_loss_mask():
         "tokens": ids, "labels": ids, "cu_seqlens": torch.tensor([0, 3, 7]),
         "cu_seqlens_padded": torch.tensor([0, 4, 12]),
     }  # fmt: skip
-    local = ours.prepare_batch(batch, cases.config())
+    local = ours.prepare_batch(batch, config())
     assert local["loss_mask"].tolist() == [[1, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0, 0]]
     assert local["loss_mask"].dtype == torch.float32
-    assert "loss_mask" not in ours.prepare_batch({"tokens": ids}, cases.config())
-    tensor_ranks = cases.config(sequence_parallel=True, tensor_model_parallel_size=2)
+    assert "loss_mask" not in ours.prepare_batch({"tokens": ids}, config())
+    tensor_ranks = config(sequence_parallel=True, tensor_model_parallel_size=2)
     odd = ours.prepare_batch({"tokens": ids[:, :7], "labels": ids[:, :7]}, tensor_ranks)
     assert odd["loss_mask"].tolist() == [[1] * 7 + [0]]

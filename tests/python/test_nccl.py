@@ -6,10 +6,10 @@ on the CPU, where they need no GPU.
 import pytest
 import torch
 
-import group_cases
 import nccl_cases as cases
-import packed_cases
 import pipeline_cases
+import test_group_collectives as group_cases
+import test_packed as packed_cases
 from magi_attention.env.build import has_gpu_kernels
 from pipeline_cases import Case
 from ranks import Ranks

@@ -103,7 +103,7 @@ def test_transformers(ranks):
 
 def run_megatron(group, code: str) -> float:
     """On the CPU: Megatron asks for the current GPU and its random numbers."""
-    import megatron_cases as cases
+    import test_megatron as cases
 
     if cases.parallel_state.model_parallel_is_initialized():
         cases.parallel_state.destroy_model_parallel()
@@ -129,7 +129,7 @@ def test_megatron(ranks):
 
 
 def run_automodel(group, code: str) -> float:
-    import automodel_cases as cases
+    import test_automodel as cases
 
     with cases.name_of_automodel():
         shown = run(code)

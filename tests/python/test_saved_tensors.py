@@ -1,13 +1,105 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backwards of tensors that are not what forward saved."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
-import saved_cases
-from derivative_cases import Watching
 from magi_attention._native import attention
 from magi_attention.api import flex_flash_attn_func
+from ranks import over
+from test_derivatives import Watching
+from test_sparse_ranks import HEADS, bound_under, lists_inside, tensors, window_of
+from test_views import permuted, sliced, strided, turned
+
+
+def freed(tensor: torch.Tensor) -> torch.Tensor:
+    found = tensor.detach().clone()
+    found.untyped_storage().resize_(0)
+    return found
+
+
+# What is refused; what changes nothing.
+OTHERS: dict[str, Callable] = {
+    "double": lambda t: t.to(torch.float64 if t.dtype != torch.float64 else torch.float32),
+    "half": lambda t: t.to(torch.bfloat16 if t.dtype != torch.bfloat16 else torch.float16),
+    "fewer rows": lambda t: t[: len(t) // 2].contiguous(),
+    "more rows": lambda t: torch.cat((t, t)),
+    "fewer heads": lambda t: t[:, : t.shape[1] // 2].contiguous(),
+    "flat": lambda t: t.flatten(),
+    "meta": lambda t: t.to("meta"),
+    "sparse": lambda t: t.to_sparse(),
+    "freed": freed,
+}
+# How errors begin; the last ones are torch's, of operators.
+_NAMED = (
+    "q", "k", "v", "out", "lse", "sink", "dout", "dlse", "index_sparse",
+    "Function ListedAttentionBackward", "Function _FlexAttentionBackward", "Could not run",
+)  # fmt: skip
+LAYOUTS = (permuted, turned, sliced, strided)
+
+
+def check(
+    call: Callable, leaves: list[torch.Tensor], upstream: torch.Tensor, num_saved: int,
+    tolerance: float = 1e-6,
+) -> None:  # fmt: skip
+    """call(*leaves) -> out, meta. Each of the first num_saved tensors that it saves comes back as
+    each of the others. Errors name a tensor; other layouts give the same gradients.
+    """
+
+    def gradients(index: int, change: Callable) -> list[torch.Tensor]:
+        saved: list[int] = []
+
+        def pack(tensor):
+            saved.append(len(saved))
+            return saved[-1], tensor.detach()
+
+        def unpack(packed):
+            number, tensor = packed
+            return change(tensor) if number == index else tensor
+
+        with saved_tensors_hooks(pack, unpack):
+            out, meta = call(*leaves)
+        assert len(saved) >= num_saved, saved
+        roots = (out, meta.lse)
+        given = upstream, torch.ones_like(meta.lse)
+        return list(torch.autograd.grad(roots, leaves, given, allow_unused=True))
+
+    wanted = gradients(-1, None)
+    for index in range(num_saved):
+        for name, change in OTHERS.items():
+            try:
+                gradients(index, change)
+            except (ValueError, TypeError, RuntimeError) as error:
+                assert str(error).startswith(_NAMED), f"{name} of {index}: {error}"
+            else:
+                raise AssertionError(f"{name} of {index} was taken")
+        for layout in LAYOUTS:
+            try:
+                found = gradients(index, layout)
+            except ValueError as error:  # operators refuse what forward refuses
+                assert ".stride[" in str(error), error
+                continue
+            for f, w in zip(found, wanted):
+                error = (f.double() - w.double()).abs().max() if w.numel() else 0
+                assert error <= tolerance * w.abs().max(), f"{layout.__name__} of {index}: {error}"
+
+
+@over(1, 2)
+def test_over_ranks(group, rows: int = 60):
+    bound = bound_under(window_of(rows, 20), group)
+    local = [bound.dispatch(leaf.detach()).requires_grad_() for leaf in tensors(rows)]
+    upstream = torch.ones_like(local[0])
+    check(bound.calc_attn, local, upstream, 5)
+    sink = torch.zeros(1, HEADS[0], dtype=torch.float64, requires_grad=True)
+    check(bound.calc_attn, [*local, sink], upstream, 6)
+    lists = bound.dispatch(lists_inside(rows, 8, 3, 1))
+    check(lambda *qkv: bound.calc_sparse_attn(*qkv, lists), local, upstream, 5)
+
 
 ROWS = 6
 RANGES = torch.tensor([[0, ROWS]], dtype=torch.int32)
@@ -35,11 +127,9 @@ def test_of_ranges(monkeypatch, dtype, has_views):
     def call(q, k, v, sink=None):
         return flex_flash_attn_func(q, k, v, RANGES, RANGES, sink=sink)
 
-    saved_cases.check(call, given, upstream, 5)
+    check(call, given, upstream, 5)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    saved_cases.check(
-        call, [*given, torch.zeros(1, 4, dtype=wide, requires_grad=True)], upstream, 6
-    )
+    check(call, [*given, torch.zeros(1, 4, dtype=wide, requires_grad=True)], upstream, 6)
 
 
 @pytest.mark.parametrize("function", [flex_flash_attn_func, watched])
@@ -50,7 +140,7 @@ def test_of_operators(mask, function):
             return function(*qkv, *mask)
         return function(*qkv, index_sparse_indices=mask)
 
-    saved_cases.check(call, leaves(), torch.ones(ROWS, 4, 8), 5)
+    check(call, leaves(), torch.ones(ROWS, 4, 8), 5)
 
 
 def test_data_that_is_replaced():
@@ -60,8 +150,3 @@ def test_data_that_is_replaced():
     given[1].data = given[1].data[:3].clone()
     with pytest.raises(ValueError, match=r"^k has shape \[3, 2, 8\], .* in backward; allowed: sha"):
         out.sum().backward()
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_over_ranks(ranks, size):
-    ranks.run(size, saved_cases.over_ranks)

@@ -1,47 +1,202 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse attention on 1 to 4 ranks over gloo, against dense float64 attention."""
 
+from __future__ import annotations
+
 import json
+import os
 
 import pytest
 import torch
 
-import sparse_cases as cases
-from magi_attention import masks
+import dense
+from magi_attention import api, masks
+from magi_attention.compat.keys.lookup import runtime_of
+from magi_attention.config import DispatchConfig, DistAttnConfig
 from magi_attention.functional.sparse_dist_attn import NeededKeys, Run, runs_to_send
-from sparse_masks import below_diagonal, counts_of_blocks
+from magi_attention.plan import Plan
+from pipeline_cases import Case, make_key
+from ranks import over
+from sparse_masks import below_diagonal, counts_of_blocks, counts_of_lists
+
+HEADS, DIM = (4, 2), 8
+
+
+def tensors(rows: int, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((rows, HEADS[0], DIM), (rows, HEADS[1], DIM), (rows, HEADS[1], DIM))
+    made = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+    return [t.requires_grad_() for t in made]
+
+
+def bound_under(mask, group, uneven: bool = False):
+    config = DistAttnConfig(dispatch_config=DispatchConfig(chunk_size=16, uneven_shard=uneven))
+    plan = Plan.from_mask(
+        mask, cp_size=group.size(), num_heads_q=HEADS[0], num_heads_kv=HEADS[1], head_dim=DIM,
+        config=config,
+    )  # fmt: skip
+    return plan.bind(group)
+
+
+def check_results(bound, call, leaves, counts):
+    """call(local q, k, v) -> out, meta against dense attention, with all gradients."""
+    local = [bound.dispatch(x) for x in leaves]
+    out, meta = call(*local)
+    upstream = torch.randn(leaves[0].shape, dtype=torch.float64, generator=torch.Generator())
+    (out * bound.dispatch(upstream)).sum().backward()
+    found = [bound.undispatch(out.detach()), bound.undispatch(meta.lse.detach())]
+    found += [leaf.grad for leaf in leaves]
+    exact = [leaf.detach().requires_grad_() for leaf in leaves]
+    wanted, lse, _ = dense.attention(*exact, counts)
+    gradients = torch.autograd.grad(wanted, exact, upstream, materialize_grads=True)
+    for name, f, w in zip(("out", "lse", "dq", "dk", "dv"), found, (wanted, lse, *gradients)):
+        w = w.detach()
+        assert torch.equal(f.isinf(), w.isinf()), name
+        error = (f - w)[w.isfinite()].abs().max().item()
+        assert error < 1e-9, f"{name} is off by {error}"
+
+
+def window_of(rows: int, left: int):
+    return masks.from_window(rows, left, 0)
+
+
+def lists_inside(rows: int, left: int, entries: int, block: int, seed: int = 1):
+    """Random blocks of keys of the last `left` of each query, some of them none."""
+    generator = torch.Generator().manual_seed(seed)
+    row = torch.arange(rows).view(-1, 1, 1)
+    back = torch.randint(0, left, (rows, HEADS[1], entries), generator=generator)
+    lists = ((row - back) // block).int()
+    return lists.masked_fill(row - back < 0, -1)
+
+
+def chosen_inside_a_window(group, block: int = 1, uneven: bool = False, rows: int = 150) -> None:
+    """Lists inside of a window, which alone travels."""
+    left = 40
+    bound = bound_under(window_of(rows, left + block - 1), group, uneven)
+    lists = lists_inside(rows, left, 6, block)
+    is_whole = (lists.long() + 1) * block <= torch.arange(1, rows + 1).view(-1, 1, 1)
+    lists = lists.masked_fill(~is_whole, -1)
+    counts = counts_of_lists(lists, HEADS[0] // HEADS[1], rows, (1, block), rows)
+    local = bound.dispatch(lists.contiguous(), pad_value=-1)
+
+    def call(q, k, v):
+        out, meta = bound.calc_sparse_attn(q, k, v, local, block)
+        assert meta.error_word.tolist() == [0, -1]
+        return out, meta
+
+    check_results(bound, call, tensors(rows), counts)
+    if group.size() == 4 and block == 1:
+        assert 0 < bound.needed_keys.num_received < rows - bound.local_rows
+
+
+@over(1, 2, 4)
+def test_keys_that_did_not_come(group, rows: int = 150):
+    """A list that names them gives NaN in its heads alone, and is told."""
+    bound = bound_under(window_of(rows, 20), group)
+    places = bound.needed_keys.places(bound.local_rows, torch.device("cpu"))
+    absent = (places[:rows] < 0).nonzero().flatten()
+    own = torch.arange(rows).view(-1, 1, 1).expand(-1, HEADS[1], 1).int().contiguous()
+    lists = bound.dispatch(own, pad_value=-1)
+    lists = torch.cat((lists, torch.full_like(lists, -1)), dim=2)
+    local = [bound.dispatch(x.detach()) for x in tensors(rows)]
+    wanted, _ = bound.calc_sparse_attn(*local, lists)
+    lists[2, 1, 1], lists[3, 0, 1] = rows, -9
+    if absent.numel():
+        lists[5, 1, 1] = absent[0]
+    out, meta = bound.calc_sparse_attn(*local, lists)
+    bad = 3 if absent.numel() else 2
+    assert meta.error_word.tolist() == [bad, (2 * 2 + 1) * 2 + 1]
+    if absent.numel():
+        assert out[5, 2:].isnan().all() and meta.lse[5, 2:].isnan().all()
+        out[5, 2:] = wanted[5, 2:]
+    assert torch.equal(out, wanted)
+    os.environ["MAGI_ATTENTION_SANITY_CHECK"] = "1"
+    try:
+        bound.calc_sparse_attn(*local, lists)
+        raise AssertionError("not refused")
+    except ValueError as error:
+        assert f"{bad} entries" in str(error)
+    finally:
+        del os.environ["MAGI_ATTENTION_SANITY_CHECK"]
+
+
+@over(1, 2)
+def test_tensors_of_other_shapes(group, rows: int = 150):
+    """The whole sequence in place of a rank's rows, keys of other rows, heads that are not the
+    plan's; a block beyond the sequence is all of it.
+    """
+    bound = bound_under(window_of(rows, rows), group)
+    whole = [x.detach() for x in tensors(rows)]
+    local = [bound.dispatch(x) for x in whole]
+    lists = torch.zeros(bound.local_rows, HEADS[1], 1, dtype=torch.int32)
+    q, k, v = local
+    wrong = [(q, k[:-1], v[:-1]), (q, k, v[:, :1]), (q[:, : HEADS[1]], k, v)]
+    if group.size() > 1:
+        wrong.append(whole)
+    for given in wrong:
+        try:
+            bound.calc_sparse_attn(*given, lists[: len(given[0])])
+        except ValueError as error:
+            assert "allowed: " in str(error), error
+        else:
+            raise AssertionError("not refused")
+    out, _ = bound.calc_sparse_attn(*local, lists, 1 << 29)
+    wanted, _ = bound.calc_sparse_attn(*local, lists, rows)
+    assert torch.equal(out.nan_to_num(), wanted.nan_to_num())
+    assert torch.equal(out.isnan(), wanted.isnan())
+
+
+@over(1, 2, 4)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_blocks_that_all_ranks_know(group, is_causal: bool, rows: int = 150):
+    """A mask of blocks that every rank knows plans like any other; for kv heads that differ the
+    union is planned, with lists inside.
+    """
+    sizes, generator = (16, 32), torch.Generator().manual_seed(3)
+    num = -(-rows // sizes[0]), -(-rows // sizes[1])
+    both = torch.rand(HEADS[1], *num, generator=generator) < 0.4
+    both[:, :, 0] = True
+    union = masks.from_blocks(both.any(0), *sizes, rows, rows, is_causal=is_causal)
+    bound = bound_under(union, group)
+    shown = masks.to_matrix(union).double().expand(HEADS[0], -1, -1)
+    check_results(bound, bound.calc_attn, tensors(rows), shown)
+    lists = torch.where(both, torch.arange(num[1]), -1).int().transpose(0, 1)
+    by_row = lists.repeat_interleave(sizes[0], 0)[:rows].contiguous()
+    counts = counts_of_lists(by_row, HEADS[0] // HEADS[1], rows, (1, sizes[1]), rows)
+    if is_causal:
+        return
+    local = bound.dispatch(by_row, pad_value=-1)
+    check_results(
+        bound,
+        lambda q, k, v: bound.calc_sparse_attn(q, k, v, local, sizes[1]),
+        tensors(rows),
+        counts,
+    )
+
+
+@over(1, 3)
+def test_by_a_key(group, rows: int = 100):
+    """api.calc_sparse_attn gives what the plan of the key's mask gives."""
+    key = make_key(dense.masks(rows)["causal"], Case(rows=rows, heads=HEADS, head_dim=DIM), group)
+    lists = lists_inside(rows, rows, 5, 1)
+    counts = counts_of_lists(lists, HEADS[0] // HEADS[1], rows)
+    local = api.dispatch(lists, key, pad_value=-1)
+
+    def call(q, k, v):
+        return api.calc_sparse_attn(q, k, v, key, local)
+
+    check_results(runtime_of(key).bound, call, tensors(rows), counts)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("block", [1, 7])
 def test_lists_inside_a_window(ranks, size, block):
-    ranks.run(size, cases.chosen_inside_a_window, block)
+    ranks.run(size, chosen_inside_a_window, block)
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_shards_of_different_lengths(ranks, size):
-    ranks.run(size, cases.chosen_inside_a_window, 1, True)
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_keys_that_did_not_come(ranks, size):
-    ranks.run(size, cases.keys_that_did_not_come)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_blocks_that_all_ranks_know(ranks, size, is_causal):
-    ranks.run(size, cases.known_blocks, is_causal)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_tensors_of_other_shapes(ranks, size):
-    ranks.run(size, cases.tensors_of_other_shapes)
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_by_a_key(ranks, size):
-    ranks.run(size, cases.by_a_key)
+    ranks.run(size, chosen_inside_a_window, 1, True)
 
 
 def test_runs_to_send():
