@@ -11,11 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import test_packed as models
 from magi_attention import api
 from magi_attention._native import allocator
 from magi_attention._native.library import check, lib, use_allocator
 from magi_attention.common import AttnRanges
 from magi_attention.errors import CommError
+from magi_attention.integrations import packed
+from magi_attention.integrations.packed import AttnMaskSpec, PrefixTree
 from magi_attention.plan_memory import memory_over_nvlink
 
 
@@ -232,3 +235,48 @@ def a_captured_call_follows_new_data(group, rows: int, work: str | None = None) 
             same = torch.allclose(a, b, rtol=0.02, atol=0.02) if name == "dq" else torch.equal(a, b)
             assert same, name
     bound.communicator.check()
+
+
+def packed_batches(group) -> None:
+    """Documents and a prefix tree on torch's default device, attention in bfloat16, against the
+    CPU.
+    """
+    device = torch.get_default_device()
+    lengths = (17, 100, 33, 150)
+    tree = PrefixTree((40, 60, 70, 50, 80), ((0, 1), (0, 2, 3), (0, 2, 4)))
+    with torch.device("cpu"):
+        batch = models.batch_of(lengths)
+        ids = torch.randint(models.VOCABULARY, (300,), generator=torch.Generator().manual_seed(5))
+        wanted = models.reference(batch, AttnMaskSpec.varlen(lengths))
+        of_samples, _ = models.samples_alone(tree, ids, (1.0, 2.0, 3.0))
+        documents, samples = models.Model(), models.Model()
+    attend = packed.make_magi_attn_func()
+
+    def call(q, k, v):
+        return attend(q.bfloat16(), k.bfloat16(), v.bfloat16()).double()
+
+    packed.set_active_cp_group(group)
+    moved = {name: tensor.to(device) for name, tensor in batch.items()}
+    local, _ = packed.magi_prepare_packed_cp(models.HEADS, moved, group)
+    logits = documents.to(device)(local["input_ids"], local["position_ids"], call)
+    loss = models.loss_of(logits, local["labels"])
+    loss.backward()
+    near(group, loss, documents, wanted)
+    local, _ = packed.magi_prepare_prefix_tree(
+        models.HEADS, {"input_ids": ids.to(device)}, tree, group, sample_weights=(1.0, 2.0, 3.0)
+    )
+    logits = samples.to(device)(local["input_ids"], local["position_ids"], call)
+    loss = packed.branch_loss(logits, local["labels"], local["loss_weights"])
+    loss.backward()
+    near(group, loss, samples, of_samples)
+    packed.set_active_cp_group(None)
+
+
+def near(group, loss, model, wanted) -> None:
+    """As check_sums, within the rounding of bfloat16."""
+    total, found = loss.detach().clone(), models.gradients(model)
+    for tensor in (total, *found):
+        dist.all_reduce(tensor, group=group)
+    assert abs(total.cpu() - wanted[0]) < 1e-2 * abs(wanted[0])
+    for gradient, other in zip(found, wanted[1]):
+        assert (gradient.cpu() - other).abs().max() < 3e-2 * other.abs().max()

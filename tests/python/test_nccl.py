@@ -9,7 +9,6 @@ import torch
 import nccl_cases as cases
 import pipeline_cases
 import test_group_collectives as group_cases
-import test_packed as packed_cases
 from magi_attention.env.build import has_gpu_kernels
 from pipeline_cases import Case
 from ranks import Ranks
@@ -42,7 +41,7 @@ def test_bytes_are_the_plans(two_ranks):
 
 
 def test_packed(two_ranks):
-    two_ranks.run(SIZE, packed_cases.on_default_device)
+    two_ranks.run(SIZE, cases.packed_batches)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -230,51 +230,6 @@ def prefix_tree(group, is_called_with_plan=False) -> None:
     packed.set_active_cp_group(None)
 
 
-def on_default_device(group) -> None:
-    """Documents and a prefix tree on torch's default device, attention in bfloat16, against the
-    CPU.
-    """
-    device = torch.get_default_device()
-    lengths = (17, 100, 33, 150)
-    tree = PrefixTree((40, 60, 70, 50, 80), ((0, 1), (0, 2, 3), (0, 2, 4)))
-    with torch.device("cpu"):
-        batch = batch_of(lengths)
-        ids = torch.randint(VOCABULARY, (300,), generator=torch.Generator().manual_seed(5))
-        wanted = reference(batch, AttnMaskSpec.varlen(lengths))
-        of_samples, _ = samples_alone(tree, ids, (1.0, 2.0, 3.0))
-        documents, samples = Model(), Model()
-    attend = packed.make_magi_attn_func()
-
-    def call(q, k, v):
-        return attend(q.bfloat16(), k.bfloat16(), v.bfloat16()).double()
-
-    packed.set_active_cp_group(group)
-    moved = {name: tensor.to(device) for name, tensor in batch.items()}
-    local, _ = packed.magi_prepare_packed_cp(HEADS, moved, group)
-    logits = documents.to(device)(local["input_ids"], local["position_ids"], call)
-    loss = loss_of(logits, local["labels"])
-    loss.backward()
-    near(group, loss, documents, wanted)
-    local, _ = packed.magi_prepare_prefix_tree(
-        HEADS, {"input_ids": ids.to(device)}, tree, group, sample_weights=(1.0, 2.0, 3.0)
-    )
-    logits = samples.to(device)(local["input_ids"], local["position_ids"], call)
-    loss = packed.branch_loss(logits, local["labels"], local["loss_weights"])
-    loss.backward()
-    near(group, loss, samples, of_samples)
-    packed.set_active_cp_group(None)
-
-
-def near(group, loss, model, wanted) -> None:
-    """As check_sums, within the rounding of bfloat16."""
-    total, found = loss.detach().clone(), gradients(model)
-    for tensor in (total, *found):
-        dist.all_reduce(tensor, group=group)
-    assert abs(total.cpu() - wanted[0]) < 1e-2 * abs(wanted[0])
-    for gradient, other in zip(found, wanted[1]):
-        assert (gradient.cpu() - other).abs().max() < 3e-2 * other.abs().max()
-
-
 @over(1, 2, 4)
 def test_state(group):
     """setup_magi and prepare_llm_batch of a model of one's own, over a device mesh."""
