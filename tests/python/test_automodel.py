@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import test_packed as packed
 import test_packed_models as sequences
-import transformers_cases as models
+import test_transformers as models
 from magi_attention.integrations import transformers as ours
 from ranks import over
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 
-import transformers_cases as models
+import test_transformers as models
 from magi_attention.integrations import packed
 from magi_attention.integrations.packed import AttnMaskSpec, PrefixTree
 from ranks import over

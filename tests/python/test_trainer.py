@@ -9,8 +9,8 @@ pytest.importorskip("transformers", minversion="5")
 
 import torch
 
+import test_transformers as models
 import trainer_cases as cases
-import transformers_cases as models
 from magi_attention.integrations.trainer import MagiCallback, MagiCollator, unpad, use
 from ranks import Ranks
 

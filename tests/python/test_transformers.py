@@ -1,20 +1,250 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face models with attn_implementation="magi" against "sdpa" and "eager"."""
 
-import pytest
-import torch
-
-pytest.importorskip("transformers", minversion="5")
+from __future__ import annotations
 
 import itertools
 
-from transformers import AttentionInterface, AttentionMaskInterface
+import pytest
+
+pytest.importorskip("transformers", minversion="5")
+
+import torch
+import torch.distributed as dist
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    NemotronConfig,
+    Qwen3Config,
+    StableLmConfig,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-import transformers_cases as cases
+import dense
+import pipeline_cases
+from magi_attention import Plan, api
+from magi_attention.common import AttnRange, AttnRanges
 from magi_attention.integrations import packed
 from magi_attention.integrations.transformers import attention, check_model, register, shard
-from transformers_cases import BOUNDS, ROWS, WINDOW
+from ranks import over, refuses
+
+ROWS = 60
+BOUNDS = (0, 17, 18, 45, ROWS)
+VOCABULARY = 61
+WINDOW = 8
+_SIZES = dict(
+    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, vocab_size=VOCABULARY, max_position_embeddings=128,
+)  # fmt: skip
+
+
+register()
+
+
+def model(name: str, implementation: str) -> torch.nn.Module:
+    """A tiny model in float64; equal names give equal weights."""
+    configs = {
+        "llama": lambda: LlamaConfig(**_SIZES),
+        "stablelm": lambda: StableLmConfig(**_SIZES),
+        "nemotron": lambda: NemotronConfig(**_SIZES),
+        "mistral": lambda: MistralConfig(**_SIZES, sliding_window=WINDOW),
+        "gemma2": lambda: Gemma2Config(
+            **_SIZES, sliding_window=WINDOW, attn_logit_softcapping=3.0, final_logit_softcapping=9.0
+        ),
+        "qwen3": lambda: Qwen3Config(**_SIZES),
+        "gemma3": lambda: Gemma3TextConfig(
+            **_SIZES, sliding_window=WINDOW, query_pre_attn_scalar=5,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+        "gpt_oss": lambda: GptOssConfig(
+            **_SIZES, sliding_window=WINDOW, num_local_experts=2, num_experts_per_tok=2,
+            layer_types=["sliding_attention", "full_attention"],
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        ),
+    }  # fmt: skip
+    torch.manual_seed(7)
+    config = configs[name]()
+    config._experts_implementation = "eager"  # the others know no float64
+    made = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+    for key, weights in made.named_parameters():
+        if key.endswith("sinks"):
+            torch.nn.init.normal_(weights)
+    made.set_attn_implementation(implementation)
+    return made.double()
+
+
+def documents(*, window: int | None = None) -> tuple[AttnRanges, AttnRanges, list]:
+    """Packed causal documents, under a window of `window` rows where one is given."""
+    q_ranges, k_ranges, types = AttnRanges(), AttnRanges(), []
+    for begin, end in itertools.pairwise(BOUNDS):
+        rows = AttnRange(begin, end)
+        size = (-1 if window is None else window - 1, 0)
+        q, k, kinds = api.infer_attn_mask_from_sliding_window(rows, rows, size)
+        q_ranges.extend(q)
+        k_ranges.extend(k)
+        types.extend(kinds)
+    return q_ranges, k_ranges, types
+
+
+def plan(cp_size: int = 1, window: int | None = None, on: Plan | None = None) -> Plan:
+    return Plan.from_ranges(
+        *documents(window=window), ROWS, cp_size=cp_size, num_heads_q=4, num_heads_kv=2,
+        head_dim=8, on=on,
+    )  # fmt: skip
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """input_ids, labels and position_ids within documents, [1, ROWS]."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(VOCABULARY, (1, ROWS), generator=generator)
+    labels = ids.clone()
+    labels[0, list(BOUNDS[:-1])] = -100
+    ends = itertools.pairwise(BOUNDS)
+    return ids, labels, torch.cat([torch.arange(e - b) for b, e in ends]).unsqueeze(0)
+
+
+def loss_of(logits: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
+    """Sum over tokens, in the type of logits; that of transformers is float32."""
+    flat = logits.view(-1, VOCABULARY)
+    return torch.nn.functional.cross_entropy(flat, shifted.view(-1), reduction="sum")
+
+
+def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def dense_mask(window: int | None = None) -> torch.Tensor:
+    """bool [1, 1, ROWS, ROWS]."""
+    q_ranges, k_ranges, types = documents(window=window)
+    kinds = [kind.to_int_type() for kind in types]
+    slices = q_ranges.to_naive_ranges(), k_ranges.to_naive_ranges(), kinds
+    return dense.Mask(*slices, ROWS, ROWS).multiplicity().bool()[None, None]
+
+
+def reference(name: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Loss and gradients of the model with dense masks."""
+    if name in ("llama", "mistral"):
+        implementation, mask = "sdpa", dense_mask(WINDOW if name == "mistral" else None)
+    else:  # sdpa knows neither sinks nor softcap
+        implementation = "eager"
+        masks = {"full_attention": dense_mask(), "sliding_attention": dense_mask(WINDOW)}
+        mask = {kind: visible.double().log() for kind, visible in masks.items()}
+    module = model(name, implementation)
+    ids, labels, positions = batch()
+    logits = module(
+        input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False
+    ).logits
+    shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    loss = loss_of(logits, shifted)
+    loss.backward()
+    return loss.detach(), gradients(module)
+
+
+def tolerance(name: str) -> float:
+    return 1e-4 if name == "gemma2" else 1e-9  # its eager softmax is float32
+
+
+def trained(group, name: str, checkpointed: bool = False, compiled: bool = False):
+    """Loss and gradients of the same model over the ranks of a group (None: alone)."""
+    size = 1 if group is None else dist.get_world_size(group)
+    module = model(name, "magi")
+    if checkpointed:
+        module.gradient_checkpointing_enable()
+        module.train()
+    whole = plan(size, WINDOW if name == "mistral" else None)
+    bound = whole.bind(group)
+    given = bound
+    if name in ("gemma2", "gpt_oss"):
+        windowed = plan(size, WINDOW, on=whole).bind(group)
+        given = {"full_attention": bound, "sliding_attention": windowed}
+    arguments = shard(bound, *batch())
+    arguments["magi_plan"] = given
+    shifted = arguments.pop("shift_labels")
+    del arguments["labels"]
+    call = torch.compile(module, fullgraph=True, backend="aot_eager") if compiled else module
+    loss = loss_of(call(**arguments).logits, shifted)
+    loss.backward()
+    found = gradients(module)
+    total = loss.detach().clone()
+    if group is not None:
+        for tensor in (total, *found.values()):
+            dist.all_reduce(tensor, group=group)
+    return total, found
+
+
+def agrees(group, name: str, checkpointed: bool = False, compiled: bool = False) -> None:
+    wanted_loss, wanted = reference(name)
+    loss, found = trained(group, name, checkpointed, compiled)
+    allowed = tolerance(name)
+    assert abs(loss - wanted_loss) <= allowed * abs(wanted_loss)
+    assert found.keys() == wanted.keys()
+    for key, gradient in wanted.items():
+        error = (found[key] - gradient).abs().max().item()
+        assert error <= allowed * max(1.0, gradient.abs().max().item()), f"{key}: {error:.3g}"
+
+
+@over(2)
+def test_loss_of_transformers(group):
+    """shard and num_items_in_batch: losses of ranks add up to that of one process."""
+    ids, labels, positions = batch()
+    tokens = int((labels[:, 1:] != -100).sum())
+    module = model("llama", "magi")
+    bound = plan(dist.get_world_size(group)).bind(group)
+    arguments = shard(bound, ids, labels, positions)
+    loss = module(**arguments, num_items_in_batch=tokens).loss.detach()
+    dist.all_reduce(loss, group=group)
+    alone = model("llama", "sdpa")
+    wanted = alone(input_ids=ids, labels=labels, position_ids=positions, use_cache=False).loss
+    assert abs(loss - wanted) < 1e-5
+
+
+@over(2)
+def test_over_keys(group):
+    """A key in place of a bound plan, position ids along the sequence."""
+    ids, _, _ = batch()
+    key = api.magi_attn_flex_key(*documents(), ROWS, ROWS, 4, 2, 8, cp_group_or_mesh=group)
+    logits = model("llama", "magi")(**shard(key, ids)).logits
+    found = api.undispatch(logits[0], key)
+    wanted = model("llama", "sdpa")(
+        input_ids=ids, attention_mask=dense_mask(), use_cache=False
+    ).logits
+    assert (found - wanted[0]).abs().max() < 1e-9
+
+
+@over(2)
+def test_other_samples(group):
+    """Ranks that are given sequences of one length and other tokens, under a plan that has run."""
+    ids, labels, positions = batch()
+    bound = plan(dist.get_world_size(group)).bind(group)
+    for others in ((ids + dist.get_rank(group),), (ids, labels.roll(dist.get_rank(group)))):
+        pattern = r"ranks \[1\] of cp_group are given other samples than rank 0; allowed: the same"
+        refuses(lambda: shard(bound, *others), ValueError, pattern)
+        model("llama", "magi")(**shard(bound, ids, labels, positions))
+
+
+@over(2)
+def test_rows_from_the_end(group):
+    """A rank's last rows are not those of the sequence."""
+    bound = plan(dist.get_world_size(group)).bind(group)
+    llama, arguments = model("llama", "magi"), shard(bound, batch()[0])
+    refuses(lambda: llama(**arguments, logits_to_keep=1), ValueError, "given logits_to_keep")
+    assert llama(**arguments, logits_to_keep=0).logits.shape[1] == bound.local_rows
+    assert model("llama", "magi")(**shard(plan().bind(), batch()[0]), logits_to_keep=1).logits.any()
+
+
+@over(3)
+def test_plans_with_an_idle_rank(group):
+    """They are refused before a model runs, on the ranks that have rows too."""
+    idle = pipeline_cases.IDLE
+    key = pipeline_cases.make_key(dense.masks(idle.rows)[idle.mask], idle, group)
+    ids = torch.arange(idle.rows)
+    refuses(lambda: shard(key, ids), ValueError, "the plan gives rank 2 no rows")
 
 
 @pytest.fixture(autouse=True)
@@ -26,54 +256,42 @@ def fresh_compiler():
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
 def test_one_process(name):
-    cases.agrees(None, name)
+    agrees(None, name)
 
 
 def test_gradient_checkpointing():
-    cases.agrees(None, "llama", checkpointed=True)
+    agrees(None, "llama", checkpointed=True)
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2"])
 def test_compiled(name):
-    cases.agrees(None, name, compiled=True)
+    agrees(None, name, compiled=True)
 
 
-@pytest.mark.parametrize("size, name", [(2, "llama"), (3, "gpt_oss"), (4, "mistral")])
-def test_ranks(ranks, size, name):
-    ranks.run(size, cases.agrees, name)
+@over(2, 3, 4)
+def test_ranks(group):
+    agrees(group, ("llama", "gpt_oss", "mistral")[dist.get_world_size(group) - 2])
 
 
+@over(2)
 @pytest.mark.parametrize("change", ["checkpointed", "compiled"])
-def test_ranks_recompute_and_compile(ranks, change):
-    checkpointed, compiled = change == "checkpointed", change == "compiled"
-    ranks.run(2, cases.agrees, "llama", checkpointed, compiled)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [cases.loss_of_transformers, cases.over_keys, cases.other_samples, cases.rows_from_the_end],
-)
-def test_loss_and_keys(ranks, case):
-    ranks.run(2, case)
+def test_ranks_recompute_and_compile(group, change):
+    agrees(group, "llama", **{change: True})
 
 
 def test_models_that_attend_otherwise_again():
     """Whose attention was ours at an earlier check."""
-    llama = cases.model("llama", "magi")
+    llama = model("llama", "magi")
     check_model(llama)
     llama.set_attn_implementation("sdpa")
-    ids, labels, positions = cases.batch()
+    ids, labels, positions = batch()
     with pytest.raises(ValueError, match="LlamaForCausalLM attends through 'sdpa'"):
-        shard(cases.plan().bind(), ids, labels, positions, llama)
-
-
-def test_plans_with_an_idle_rank(ranks):
-    ranks.run(3, cases.plans_with_an_idle_rank)
+        shard(plan().bind(), ids, labels, positions, llama)
 
 
 @pytest.fixture(scope="module")
 def llama():
-    return cases.model("llama", "magi")
+    return model("llama", "magi")
 
 
 class TestWithoutPlan:
@@ -81,13 +299,13 @@ class TestWithoutPlan:
 
     @pytest.mark.parametrize("name", ["llama", "mistral"])
     def test_masks(self, name):
-        ids, _, positions = cases.batch()
+        ids, _, positions = batch()
         ids = ids.repeat(2, 1)
         padding = torch.ones_like(ids)
         padding[1, :7] = 0
         visible = torch.rand(2, 1, ROWS, ROWS) < 0.5
         visible |= torch.eye(ROWS, dtype=torch.bool)
-        ours, theirs = cases.model(name, "magi"), cases.model(name, "sdpa")
+        ours, theirs = model(name, "magi"), model(name, "sdpa")
         for arguments in (
             {},
             {"position_ids": positions},
@@ -100,8 +318,8 @@ class TestWithoutPlan:
 
     def test_active_plan(self, llama):
         """Rows of a plan that is active are not attended to as if there were none."""
-        bound = cases.plan().bind()
-        arguments = shard(bound, cases.batch()[0])
+        bound = plan().bind()
+        arguments = shard(bound, batch()[0])
         ids, pattern = arguments["input_ids"], r"(?s)magi_plan is missing where Llama.*active plan"
         packed.set_active_plan(bound)
         for call in (llama, torch.compile(llama, backend="eager")):
@@ -113,9 +331,9 @@ class TestWithoutPlan:
         llama(input_ids=ids)
 
     def test_generation(self):
-        ids = cases.batch()[0][:, :9]
+        ids = batch()[0][:, :9]
         found, wanted = (
-            cases.model("mistral", name).generate(ids, max_new_tokens=6, do_sample=False)
+            model("mistral", name).generate(ids, max_new_tokens=6, do_sample=False)
             for name in ("magi", "sdpa")
         )
         assert torch.equal(found, wanted)
@@ -124,23 +342,23 @@ class TestWithoutPlan:
 class TestRefusals:
     """A mask that the plan does not hold is named."""
 
-    def refuses(self, model, pattern, error=ValueError, plan=None, **changes):
-        bound = cases.plan().bind()
-        arguments = shard(bound, *cases.batch())
-        arguments.update(changes, magi_plan=bound if plan is None else plan)
+    def refuses(self, module, pattern, error=ValueError, other_plan=None, **changes):
+        bound = plan().bind()
+        arguments = shard(bound, *batch())
+        arguments.update(changes, magi_plan=other_plan or bound)
         with pytest.raises(error, match=pattern):
-            model(**arguments)
+            module(**arguments)
 
     def test_padding(self, llama):
-        bound = cases.plan().bind()
+        bound = plan().bind()
         padding = torch.ones(1, bound.local_rows, dtype=torch.long)
-        arguments = shard(bound, *cases.batch())
+        arguments = shard(bound, *batch())
         assert llama(**arguments, attention_mask=padding).logits.isfinite().all()
         padding[0, -5:] = 0
         self.refuses(llama, "attention_mask, which hides 5 rows", attention_mask=padding)
 
     def test_numbered_documents(self, llama):
-        numbers = torch.ones(1, cases.plan().padded_seqlen, dtype=torch.long)
+        numbers = torch.ones(1, plan().padded_seqlen, dtype=torch.long)
         numbers[0, 30:] = 2
         self.refuses(
             llama, "attention_mask numbers documents beside magi_plan", attention_mask=numbers
@@ -161,32 +379,32 @@ class TestRefusals:
                      attention_mask=mask)  # fmt: skip
 
     def test_padding_when_compiled(self, llama):
-        padding = torch.ones(1, cases.plan().padded_seqlen, dtype=torch.long)
+        padding = torch.ones(1, plan().padded_seqlen, dtype=torch.long)
         call = torch.compile(llama, fullgraph=True, backend="eager")
         self.refuses(call, "(?s)Observed exception.*attention_mask", Exception,
                      attention_mask=padding)  # fmt: skip
 
     def test_window(self):
         longest = max(end - begin for begin, end in itertools.pairwise(BOUNDS))
-        mistral = cases.model("mistral", "magi")
+        mistral = model("mistral", "magi")
         pattern = f"sliding_window is {WINDOW}, but magi_plan shows keys {longest - 1} rows away"
         self.refuses(mistral, pattern)
-        self.refuses(mistral, "sliding_window is 8, but", plan=cases.plan(window=9).bind())
+        self.refuses(mistral, "sliding_window is 8, but", other_plan=plan(window=9).bind())
 
     def test_layers_of_different_types(self):
-        gemma = cases.model("gemma2", "magi")
-        bound = cases.plan().bind()
-        self.refuses(gemma, "sliding_window is 8", plan=bound)
+        gemma = model("gemma2", "magi")
+        bound = plan().bind()
+        self.refuses(gemma, "sliding_window is 8", other_plan=bound)
         self.refuses(gemma, "no plan for layers of type 'sliding_attention'",
-                     plan={"full_attention": bound})  # fmt: skip
+                     other_plan={"full_attention": bound})  # fmt: skip
 
     def test_other_arguments(self, llama):
-        self.refuses(llama, "magi_plan is a Plan", TypeError, plan=cases.plan())
+        self.refuses(llama, "magi_plan is a Plan", TypeError, other_plan=plan())
         self.refuses(llama, "output_attentions is True", output_attentions=True)
         longer = torch.zeros(1, ROWS + 1, dtype=torch.long)
         self.refuses(llama, f"q has {ROWS + 1} rows; allowed: ", input_ids=longer,
                      position_ids=longer, labels=None)  # fmt: skip
-        bound, ids = cases.plan().bind(), longer[:, 1:]
+        bound, ids = plan().bind(), longer[:, 1:]
         for given, name in (
             ((longer,), "input_ids"),
             ((ids.view(2, -1),), "input_ids"),
@@ -214,7 +432,7 @@ class TestRefusals:
         layer = llama.model.layers[0].self_attn
 
         def call(mask):
-            return attention(layer, q, kv, kv, mask, magi_plan=cases.plan().bind())
+            return attention(layer, q, kv, kv, mask, magi_plan=plan().bind())
 
         for overlay in overlays:
             with pytest.raises(ValueError, match="a mask overlay of the model is not in magi_plan"):
@@ -228,34 +446,34 @@ class TestRefusals:
     )
     def test_layers_that_drop_keywords(self, name, model_class):
         """Ranks would attend to their own rows alone; without a plan such a model runs."""
-        model = cases.model(name, "magi")
-        ids = cases.batch()[0]
-        wanted = cases.model(name, "sdpa")(input_ids=ids).logits
-        assert torch.equal(model(input_ids=ids).logits, wanted)
+        module = model(name, "magi")
+        ids = batch()[0]
+        wanted = model(name, "sdpa")(input_ids=ids).logits
+        assert torch.equal(module(input_ids=ids).logits, wanted)
         pattern = f"{model_class} was given magi_plan, but its .*Attention was not; allowed: "
-        self.refuses(model, pattern)
-        self.refuses(model, pattern, plan={"full_attention": cases.plan().bind()})
-        call = torch.compile(model, fullgraph=True, backend="eager")
+        self.refuses(module, pattern)
+        self.refuses(module, pattern, other_plan={"full_attention": plan().bind()})
+        call = torch.compile(module, fullgraph=True, backend="eager")
         self.refuses(call, f"(?s){pattern}", Exception)
-        model.gradient_checkpointing_enable()
-        self.refuses(model.train(), pattern)
-        assert torch.equal(model.eval()(input_ids=ids).logits, wanted)
+        module.gradient_checkpointing_enable()
+        self.refuses(module.train(), pattern)
+        assert torch.equal(module.eval()(input_ids=ids).logits, wanted)
 
     @pytest.mark.parametrize("name, option", [("gpt_oss", "s_aux"), ("gemma2", "softcap")])
     def test_options_of_plans_alone(self, name, option):
         with pytest.raises(ValueError, match=f"{option} is given; allowed: None without magi_plan"):
-            cases.model(name, "magi")(input_ids=cases.batch()[0])
+            model(name, "magi")(input_ids=batch()[0])
 
     def test_dropout(self):
-        llama = cases.model("llama", "magi").train()
+        llama = model("llama", "magi").train()
         for layer in llama.model.layers:
             layer.self_attn.attention_dropout = 0.1
         self.refuses(llama, "dropout is 0.1; allowed: 0")
 
 
 def test_reach():
-    assert cases.plan(window=9).reach == (8, 0)
-    assert cases.plan().reach == (26, 0)
+    assert plan(window=9).reach == (8, 0)
+    assert plan().reach == (26, 0)
 
 
 class TestRegister:
@@ -273,11 +491,11 @@ class TestRegister:
     def test_another_name(self):
         register(name="magi_cp")
         register(name="magi_cp")
-        model = cases.model("llama", "magi_cp")
-        ids, labels, positions = cases.batch()
-        found = model(**shard(cases.plan().bind(), ids, labels, positions)).loss
-        ours = cases.model("llama", "magi")
-        assert found == ours(**shard(cases.plan().bind(), ids, labels, positions)).loss
+        module = model("llama", "magi_cp")
+        ids, labels, positions = batch()
+        found = module(**shard(plan().bind(), ids, labels, positions)).loss
+        ours = model("llama", "magi")
+        assert found == ours(**shard(plan().bind(), ids, labels, positions)).loss
 
     @pytest.mark.parametrize("interface", [AttentionInterface, AttentionMaskInterface])
     def test_names_of_others(self, interface):
@@ -303,11 +521,11 @@ class TestRegister:
             return sdpa_attention_forward(module, query, key, value, attention_mask, **keywords)
 
         AttentionInterface.register("magi", theirs)
-        ids = cases.batch()[0]
+        ids = batch()[0]
         padding = torch.ones_like(ids)
         padding[0, :7] = 0
         found, wanted = (
-            cases.model("mistral", name)(input_ids=ids, attention_mask=padding).logits
+            model("mistral", name)(input_ids=ids, attention_mask=padding).logits
             for name in ("magi", "sdpa")
         )
         assert torch.equal(found, wanted) and isinstance(seen[0], torch.Tensor)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainingArguments
 
-import transformers_cases as models
+import test_transformers as models
 from magi_attention import api
 from magi_attention.integrations.trainer import MagiCallback, MagiCollator, unpad, use
 from ranks import refuses
