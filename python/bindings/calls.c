@@ -142,6 +142,9 @@ static int read_tensors(PyObject* const* args, Py_ssize_t count, const char* con
   return 1;
 }
 
+// Addresses of q to lse for functions that read shapes alone.
+static const unsigned long long kNoData[6] = {0};
+
 static Block make_block(const PreparedCall* call) {
   Block block;
   memcpy(&block, &call->block, sizeof block);
@@ -258,26 +261,6 @@ static PyObject* fits(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-static PyObject* run_backward_bytes(const PreparedCall* call, unsigned long long function,
-                                    void* handle, unsigned long long size) {
-  static const unsigned long long kNoData[6] = {0};
-  Block block = make_block(call);
-  fill(&block, call, kNoData);
-  fill_gradients(&block, call, 0);
-  PyThreadState* const thread = PyEval_SaveThread();
-  const magi_status status = ((BackwardBytes)address(function))(
-      handle, &block.inputs, &block.result, &block.gradients, address(size));
-  PyEval_RestoreThread(thread);
-  return PyLong_FromLong(status);
-}
-
-static PyObject* backward_bytes(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  const PreparedCall* call = (const PreparedCall*)self;
-  unsigned long long values[2];
-  if (!read_integers(args, count, 2, values)) return NULL;
-  return run_backward_bytes(call, values[0], call->handle, values[1]);
-}
-
 static PyObject* ranges_backward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   PreparedCall* call = (PreparedCall*)self;
   unsigned long long values[17];
@@ -289,7 +272,14 @@ static PyObject* ranges_backward_bytes(PyObject* self, PyObject* const* args, Py
   const PreparedCall* call = (const PreparedCall*)self;
   unsigned long long values[3];
   if (!read_integers(args, count, 3, values)) return NULL;
-  return run_backward_bytes(call, values[0], address(values[1]), values[2]);
+  Block block = make_block(call);
+  fill(&block, call, kNoData);
+  fill_gradients(&block, call, 0);
+  PyThreadState* const thread = PyEval_SaveThread();
+  const magi_status status = ((BackwardBytes)address(values[0]))(
+      address(values[1]), &block.inputs, &block.result, &block.gradients, address(values[2]));
+  PyEval_RestoreThread(thread);
+  return PyLong_FromLong(status);
 }
 
 static PyObject* ranges_forward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
@@ -310,7 +300,6 @@ static PyObject* ranges_bytes(PyObject* self, PyObject* const* args, Py_ssize_t 
   const PreparedCall* call = (const PreparedCall*)self;
   unsigned long long values[3];
   if (!read_integers(args, count, 3, values)) return NULL;
-  static const unsigned long long kNoData[6] = {0};
   Block block = make_block(call);
   fill(&block, call, kNoData);
   PyThreadState* const thread = PyEval_SaveThread();
@@ -387,7 +376,6 @@ static PyMethodDef kMethods[] = {
     METHOD(fits,
            "fits(q, k, v, sink, out, lse) -> whether tensors have the shapes, strides, types and "
            "device of this call's"),
-    METHOD(backward_bytes, "backward_bytes(function, size) -> status"),
     METHOD(ranges_forward,
            "ranges_forward(function, ranges, workspace, q, k, v, sink, out, lse, max_logits, "
            "stream) -> status"),

@@ -281,8 +281,8 @@ class Call:
         """Returns the workspace of a backward call on a GPU; 0: the library takes its own."""
         size = ctypes.c_size_t()
         if self._runner.workspace_bytes:
-            function, target = self._runner.workspace_bytes, ctypes.addressof(size)
-            check(self._backward.backward_bytes(function, target))
+            given = self._runner.workspace_bytes, self._runner.handle, ctypes.addressof(size)
+            check(self._backward.ranges_backward_bytes(*given))
         self._num_bytes = size.value
         return self._num_bytes
 

@@ -48,7 +48,11 @@ def _shift(record: dict, offset: int) -> None:
 
 def _pass_name(one: dict) -> tuple:
     """Equal on all ranks of one pass."""
-    return one["plan"], one["pass"], one["call"]
+    return tuple(_whose(one).values())
+
+
+def _whose(one: dict) -> dict[str, Any]:
+    return {name: one[name] for name in ("plan", "pass", "call")}
 
 
 def _pass_begins(everyone: list[dict]) -> dict[tuple, int]:
@@ -80,17 +84,13 @@ def _names(rank: int, record: dict) -> list[dict]:
 
 
 def _host_spans(rank: int, one: dict) -> list[dict]:
-    place = {"rank": rank, "row": _HOST}
-    whose = {"plan": one["plan"], "pass": one["pass"], "call": one["call"]}
+    place, whose = {"rank": rank, "row": _HOST}, _whose(one)
+    named = [(step["kind"], step["name"], step) for step in one["steps"]]
+    named += [("await", f"await {wait['name']}", wait) for wait in one["waits"]]
     spans = [{**place, "cat": "pass", "name": one["pass"], **_times(one), "args": whose}]
-    for step in one["steps"]:
-        arguments = {**whose, "step": step["step"]}
-        name = {"cat": step["kind"], "name": step["name"]}
-        spans.append({**place, **name, **_times(step), "args": arguments})
-    for wait in one["waits"]:
-        arguments = {**whose, "step": wait["step"]}
-        name = {"cat": "await", "name": f"await {wait['name']}"}
-        spans.append({**place, **name, **_times(wait), "args": arguments})
+    for kind, name, part in named:
+        arguments = {**whose, "step": part["step"]}
+        spans.append({**place, "cat": kind, "name": name, **_times(part), "args": arguments})
     return spans
 
 
@@ -101,10 +101,7 @@ def _predicted_spans(rank: int, one: dict, begin: int) -> list[dict]:
         spans.append({
             "rank": rank, "row": _PREDICTED_ROWS[step["kind"]], "cat": "predicted",
             "name": step["name"], "begin": begin + first, "end": begin + last,
-            "args": {
-                "plan": one["plan"], "pass": one["pass"], "call": one["call"],
-                "step": step["step"], "kind": step["kind"],
-            },
+            "args": {**_whose(one), "step": step["step"], "kind": step["kind"]},
         })  # fmt: skip
     return spans
 
@@ -115,12 +112,7 @@ def _kernel_spans(rank: int, record: dict) -> list[dict]:
         arguments = {}
         if kernel["pass"] is not None:
             one = record["passes"][kernel["pass"]]
-            arguments = {
-                "plan": one["plan"],
-                "pass": one["pass"],
-                "call": one["call"],
-                "launched by": kernel["step"],
-            }
+            arguments = {**_whose(one), "launched by": kernel["step"]}
         spans.append({
             "rank": rank, "row": _FIRST_STREAM + kernel["stream"], "cat": "kernel",
             "name": kernel["name"], **_times(kernel), "args": arguments,

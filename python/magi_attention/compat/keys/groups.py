@@ -86,10 +86,8 @@ class DistAttnRuntimeDictManager:
         """Keys of one group that is alive and their managers, in the order of use."""
         found = self._dicts.get(cp_group)
         if found is None:
-            found = self._find(cp_group)
-            if found is None:
-                found = DistAttnRuntimeDict(self.max_size)
-                self._of_ranks[rank_tuple(cp_group)] = found
+            ranks = rank_tuple(cp_group)
+            found = self._of_ranks.setdefault(ranks, DistAttnRuntimeDict(self.max_size))
             self._dicts[cp_group] = found
         return found
 
