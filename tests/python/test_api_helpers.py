@@ -47,17 +47,6 @@ class TestPadding:
         assert (left.narrow(dim, 0, 5) == 7).all()
         assert api.pad_at_dim(x, dim, 0) is x
 
-    def test_bad_padding(self):
-        x = torch.zeros(3)
-        for call in (
-            lambda: api.pad_at_dim(x, 0, -1),
-            lambda: api.pad_at_dim(x, 0, 1, side="top"),
-            lambda: api.unpad_at_dim(x, 0, 4),
-            lambda: api.squash_batch_dim(x),
-        ):
-            with pytest.raises(ValueError):
-                call()
-
     def test_apply_padding(self):
         q, k = AttnRanges.from_ranges([(0, 10)]), AttnRanges.from_ranges([(0, 10)])
         types = [AttnMaskType.CAUSAL]
@@ -167,21 +156,6 @@ class TestMaskHelpers:
         first = api.infer_attn_mask_from_cu_seqlens(bounds, bounds)
         bounds[1] = 5
         assert api.infer_attn_mask_from_cu_seqlens(bounds, bounds) != first
-
-    @pytest.mark.parametrize(
-        "bounds, options, error",
-        [
-            ([0, 5, 3], {}, ValueError),
-            ([1, 5], {}, ValueError),
-            ([0, 8], {"causal": True, "window_size": (2, 0)}, ValueError),
-            ([0, 8], {"window_size": (-2, 0)}, ValueError),
-            (torch.zeros(2), {}, TypeError),
-            (torch.zeros(2, 2, dtype=torch.int32), {}, ValueError),
-        ],
-    )
-    def test_bad_documents(self, bounds, options, error):
-        with pytest.raises(error):
-            api.infer_attn_mask_from_cu_seqlens(bounds, bounds, **options)
 
 
 def make_plan(name="varlen_causal", rows=100, **changes):
@@ -293,34 +267,6 @@ class TestPlan:
         assert svg.startswith("<svg") and "four ranks" in svg and path.read_text() == svg
         with pytest.raises(ValueError, match="picture is 'x'"):
             make_plan().show("x")
-
-    @pytest.mark.parametrize(
-        "changes, match",
-        [
-            ({"cp_size": 0}, "cp_size is 0"),
-            ({"num_heads_q": 3}, "heads"),
-            ({"head_dim": 0}, "head_dim"),
-        ],
-    )
-    def test_bad_arguments(self, changes, match):
-        with pytest.raises(ValueError, match=match):
-            make_plan(**changes)
-
-    def test_bad_masks(self):
-        one, two = AttnRanges.from_ranges([(0, 9)]), AttnRanges.from_ranges([(0, 9), (0, 9)])
-        sizes = {"cp_size": 1, "num_heads_q": 1, "num_heads_kv": 1, "head_dim": 8}
-        for q, k, types, rows, match in (
-            (one, two, "full", 9, "k_ranges has 2"),
-            (one, one, ["full", "full"], 9, "attn_mask_type has 2"),
-            (one, one, "diagonal", 9, "attn_mask_type is 'diagonal'"),
-            (one, one, "full", 8, "q_ranges"),
-            (one, one, "full", 2**31, "total_seqlen is 2147483648"),
-            (one, one, "full", -1, "total_seqlen is -1"),
-        ):
-            with pytest.raises((ValueError, TypeError), match=match):
-                Plan.from_ranges(q, k, types, rows, **sizes)
-        with pytest.raises(ValueError):
-            Plan.from_json("{}")
 
     def test_alone(self):
         """A plan of one rank needs no process group."""

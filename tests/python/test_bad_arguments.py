@@ -13,8 +13,11 @@ from magi_attention import Plan, api, functional, masks, testing, utils
 from magi_attention._native import structs, vtable
 from magi_attention._native.library import lib
 from magi_attention.common import AttnMaskType, AttnRange, AttnRanges, RangeError
+from magi_attention.common.enum import AttnOverlapMode, OverlapAlgType
 from magi_attention.config import DispatchConfig, DistAttnConfig, GrpCollConfig, OverlapConfig
 from magi_attention.integrations import packed
+from magi_attention.meta.solver import dispatch_solver as solver
+from magi_attention.meta.solver.overlap_solver import GreedyOverlapAlg
 from magi_attention.testing import ref_attn_func
 from magi_attention.utils import get_calc_cost_factor, sparse_utils
 from magi_attn_extensions.fa3_interface_with_sink import fa3_func_with_sink
@@ -47,11 +50,18 @@ def documents(bounds, **options):
 PLANS = [
     (lambda: plan(cp_size=0), ValueError, "cp_size is 0"),
     (lambda: plan(cp_size=5000), ValueError, "cp_size is 5000; allowed: 1 to 4096"),
+    (
+        lambda: plan(num_heads_q=3),
+        ValueError,
+        "num_heads_q is 3; allowed: multiples",
+    ),
+    (lambda: plan(head_dim=0), ValueError, "head_dim is 0"),
     (lambda: plan(cp_size="2"), TypeError, "cp_size is '2'; allowed: an int"),
     (lambda: plan(num_heads_q=None), TypeError, "num_heads_q is None"),
     (lambda: plan(num_heads_q=2**32 + 4), ValueError, "num_heads_q is 4294967300"),
     (lambda: plan(head_dim=1.5), TypeError, "head_dim is 1.5"),
     (lambda: plan(total_seqlen=0), ValueError, "total_seqlen is 0"),
+    (lambda: plan(total_seqlen=-1), ValueError, "total_seqlen is -1"),
     (lambda: plan(total_seqlen=HUGE), ValueError, "total_seqlen is 1099511627776"),
     (lambda: plan(total_seqlen="x"), TypeError, "total_seqlen is 'x'"),
     (lambda: plan(q_ranges=[(0, 64)]), TypeError, "q_ranges is a list; allowed: AttnRanges"),
@@ -63,12 +73,16 @@ PLANS = [
     (lambda: plan(q_ranges=ranges(0, 2.5)), TypeError, "q_ranges[0].end is 2.5; allowed: an int"),
     (lambda: plan(attn_mask_type=None), TypeError, "attn_mask_type is a NoneType"),
     (lambda: plan(attn_mask_type=1), TypeError, "attn_mask_type is a int"),
+    (lambda: plan(k_ranges=AttnRanges()), ValueError, "k_ranges has 0 entries; allowed: 1"),
+    (lambda: plan(attn_mask_type=["full"] * 2), ValueError, "attn_mask_type has 2"),
+    (lambda: plan(attn_mask_type="diagonal"), ValueError, "attn_mask_type is 'diagonal'"),
     (lambda: plan(attn_mask_type=["x"]), ValueError, "attn_mask_type is 'x'"),
     (lambda: plan(on=3), TypeError, "on is a int; allowed: a Plan, or None"),
     (lambda: plan(cp_size=2, on=plan()), ValueError, "on.cp_size is 1; allowed: 2, cp_size"),
     (lambda: plan().ranges_of(1), ValueError, "rank is 1; allowed: 0 to 0"),
     (lambda: plan().rows_of(-1), ValueError, "rank is -1; allowed: 0 to 0"),
     (lambda: plan().position_ids(2), ValueError, "rank is 2; allowed: 0 to 0"),
+    (lambda: Plan.from_json("{}"), ValueError, "plan"),
     (lambda: Plan.from_json(None), TypeError, "text is a NoneType; allowed: a str"),
     (
         lambda: plan().bind().dispatch(torch.zeros(64), "x"),
@@ -87,6 +101,9 @@ HELPERS = [
     (lambda: api.infer_varlen_mask_from_batch(2**20, 2**20, "cpu"), ValueError,
      "seq_len is 1048576; allowed: 0 to 1023"),
     (lambda: api.pad_at_dim(X, 5, 1), ValueError, "dim is 5; allowed: -2 to 1"),
+    (lambda: api.pad_at_dim(X, 0, -1), ValueError, "pad_size is -1"),
+    (lambda: api.pad_at_dim(X, 0, 1, side="top"), ValueError, "side is 'top'"),
+    (lambda: api.squash_batch_dim(X[0]), ValueError, "x has"),
     (lambda: api.pad_at_dim([1], 0, 1), TypeError, "x is a list"),
     (lambda: api.pad_at_dim(X, 0, 1.5), TypeError, "pad_size is 1.5"),
     (lambda: api.unpad_at_dim(X, -3, 1), ValueError, "dim is -3; allowed: -2 to 1"),
@@ -105,6 +122,9 @@ HELPERS = [
      "q_range is a tuple; allowed: an AttnRange"),
     (lambda: documents(None), TypeError, "cu_seqlens_q is a NoneType"),
     (lambda: documents("08"), TypeError, "cu_seqlens_q is a str"),
+    (lambda: documents([0, 5, 3]), ValueError, "cu_seqlens_q"),
+    (lambda: documents([1, 5]), ValueError, "cu_seqlens_q"),
+    (lambda: documents(torch.zeros(2, 2, dtype=torch.int32)), ValueError, "cu_seqlens_q"),
     (lambda: documents([0, 6.5]), TypeError, "cu_seqlens_q[1] is 6.5"),
     (lambda: documents([]), ValueError, "cu_seqlens_q is empty"),
     (lambda: documents(torch.zeros(2)), TypeError, "cu_seqlens_q.dtype is torch.float32"),
@@ -120,6 +140,32 @@ HELPERS = [
 ]  # fmt: skip
 
 CONFIGS = [
+    (lambda: DispatchConfig(chunk_size=0), ValueError, "chunk_size"),
+    (lambda: DispatchConfig(alg="min_heap"), TypeError, "alg is a str"),
+    (lambda: DispatchConfig(uneven_shard="yes"), TypeError, "uneven_shard is a str; allowed"),
+    (lambda: DispatchConfig(uneven_shard=1), TypeError, "uneven_shard is a int; allowed"),
+    (lambda: DispatchConfig(layout="round"), ValueError, "layout is 'round'; allowed: permu"),
+    (lambda: DispatchConfig(layout=1), TypeError, "layout is a int; allowed: a str"),
+    (
+        lambda: DispatchConfig(alg=solver.MinHeapDispatchAlg(), layout="contiguous"),
+        ValueError,
+        "alg is MinHeapDispatchAlg while layout is 'contiguous'",
+    ),
+    (lambda: DistAttnConfig(work="rows"), ValueError, "work is 'rows'; allowed: keys, que"),
+    (lambda: DistAttnConfig(head_shares=-1, work="heads"), ValueError, "head_shares is -1"),
+    (lambda: DistAttnConfig(head_shares=2), ValueError, "head_shares is 2 with work None"),
+    (lambda: solver.ToppHeapDispatchAlg(top_p=2), ValueError, "top_p"),
+    (lambda: solver.BatchToppHeapDispatchAlg(num_of_select_chunk=0), ValueError, "num_of"),
+    (lambda: solver.SortedSequentialSelectAlg(-0.1), ValueError, "allocation_ratio"),
+    (lambda: OverlapConfig(degree=-1), ValueError, "degree"),
+    (lambda: OverlapConfig(degree=None), ValueError, "STATIC"),
+    (lambda: OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=2), ValueError, "DYNAMIC"),
+    (lambda: OverlapConfig(calc_cost_factor=0), ValueError, "calc_cost_factor is 0"),
+    (lambda: OverlapConfig(min_chunk_size=0), ValueError, "min_chunk_size"),
+    (lambda: OverlapConfig(alg=GreedyOverlapAlg()), NotImplementedError, "GreedyOverlapAlg"),
+    (lambda: OverlapConfig(alg=OverlapAlgType.GREEDY), NotImplementedError, "GreedyOverlap"),
+    (lambda: DistAttnConfig(overlap_config=DispatchConfig()), TypeError, "overlap_config"),
+    (lambda: GrpCollConfig(num_sms=0), ValueError, "num_sms"),
     (lambda: OverlapConfig(degree="a"), TypeError, "degree is 'a'"),
     (lambda: OverlapConfig(degree=1.5), TypeError, "degree is 1.5"),
     (lambda: OverlapConfig(mode="static"), TypeError, "mode is a str"),
@@ -129,8 +175,6 @@ CONFIGS = [
     (lambda: DispatchConfig(chunk_size=2.5), TypeError, "chunk_size is 2.5"),
     (lambda: GrpCollConfig(num_sms="a"), TypeError, "num_sms is 'a'"),
     (lambda: api.ToppHeapDispatchAlg(top_p="a"), TypeError, "top_p is a str"),
-    (lambda: api.BatchToppHeapDispatchAlg(num_of_select_chunk=0), ValueError,
-     "num_of_select_chunk is 0"),
     (lambda: plan(config=DistAttnConfig(overlap_config=OverlapConfig(degree=1000))), ValueError,
      "degree is 1000"),
 ]  # fmt: skip
