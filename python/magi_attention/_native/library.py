@@ -35,12 +35,10 @@ _PROTOTYPES = {
     "magi_mask_area": "pp",
     "magi_mask_reach": "ppp",
     "magi_mask_draw": "psp",
-    "magi_placement_from_chunks": "iiipqp",
     "magi_placement_get_info": "pp",
     "magi_placement_rows_of": "pip",
     "magi_placement_position_ids": "piip",
     "magi_resolve_chunk_size": "iipp",
-    "magi_padding_rows": "iiip",
     "magi_plan_create": "ppp",
     "magi_plan_create_on": "ppppp",
     "magi_plan_from_json": "szp",
@@ -64,7 +62,6 @@ _PROTOTYPES = {
     "magi_communicator_counters": "pp",
     "magi_exchange_start": "ppp",
     "magi_exchange_wait_sync": "p",
-    "magi_dispatch": "ppidpp",
     "magi_undispatch": "ppppp",
     "magi_undispatch_backward": "pppp",
     "magi_roll": "pppp",
@@ -75,24 +72,8 @@ _PROTOTYPES = {
     "magi_attention_start_trace": "p",
     "magi_attention_stop_trace": "pp",
     "magi_attention_workspace_bytes": "pp",
-    "magi_attention_forward": "pppp",
-    "magi_attention_backward": "ppppp",
-    "magi_flex_attention_forward": "pppp",
-    "magi_flex_attention_backward": "ppppp",
-    "magi_flex_attention_backward_workspace_bytes": "ppppp",
-    "magi_flex_ranges_workspace_bytes": "ppp",
-    "magi_flex_ranges_forward": "ppppp",
     "magi_flex_ranges_report_sync": "ppp",
-    "magi_flex_ranges_backward": "ppppp",
-    "magi_flex_ranges_backward_workspace_bytes": "ppppp",
     "magi_flex_ranges_backward_report_sync": "ppp",
-    "magi_block_attention_takes": "ppp",
-    "magi_block_attention_workspace_bytes": "ppp",
-    "magi_block_attention_forward": "ppppp",
-    "magi_block_attention_backward": "ppppp",
-    "magi_block_attention_backward_workspace_bytes": "ppppp",
-    "magi_listed_attention_forward": "pppp",
-    "magi_listed_attention_backward": "ppppp",
 }
 _VOID_PROTOTYPES = {
     "magi_buffer_destroy": "p",
@@ -153,8 +134,12 @@ def _load() -> ctypes.CDLL:
             raise ImportError(f"{path} has ABI {found}; allowed: {ABI_VERSION}")
         _describe(library)
     except AttributeError as error:  # dlsym's words
-        raise ImportError(f"{path} is not this package's libmagi: {error}") from None
+        raise ImportError(_other_library(path, error)) from None
     return library
+
+
+def _other_library(path: str, error: AttributeError) -> str:
+    return f"{path} is not this package's libmagi: {error}"
 
 
 def _describe(library: ctypes.CDLL) -> None:
@@ -242,8 +227,11 @@ def check(status: int) -> None:
 
 
 def address_of(name: str) -> int:
-    """The address of a function of the library."""
-    return ctypes.cast(getattr(lib, name), ctypes.c_void_p).value
+    """The address of a function of the library; ImportError for one that is missing."""
+    try:
+        return ctypes.cast(getattr(lib, name), ctypes.c_void_p).value
+    except AttributeError as error:
+        raise ImportError(_other_library(library_file(), error)) from None
 
 
 def version() -> str:
