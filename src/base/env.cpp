@@ -102,10 +102,7 @@ std::optional<std::string> env_variable(const char* name) {
   return text != nullptr ? std::optional<std::string>(text) : std::nullopt;
 }
 
-std::string log_level_env() {
-  const char* level = std::getenv("MAGI_LOG_LEVEL");
-  return level != nullptr ? level : "off";
-}
+std::string log_level_env() { return env_text("MAGI_LOG_LEVEL", "off"); }
 
 std::string cost_file_env() { return env_text(kCostFileVariable, ""); }
 

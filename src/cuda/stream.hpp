@@ -7,6 +7,9 @@
 
 namespace magi {
 
+/// The stream of a caller who sees no CUDA.
+inline cudaStream_t queue_of(void* stream) { return static_cast<cudaStream_t>(stream); }
+
 /// Owns a stream that does not wait for the default stream.
 class Stream {
  public:

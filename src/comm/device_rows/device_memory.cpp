@@ -13,8 +13,6 @@
 namespace magi::comm {
 namespace {
 
-cudaStream_t queue_of(void* stream) { return static_cast<cudaStream_t>(stream); }
-
 /// Runs what orders streams where nothing may be thrown. A device that has failed says so in every
 /// later call.
 template <typename Order>

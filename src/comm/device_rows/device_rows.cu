@@ -28,8 +28,6 @@ constexpr int kLoadsAhead = 4;
 constexpr int kUnitsPerPiece = 32 * kLoadsAhead;  ///< that a warp adds at a time
 constexpr int kMostPieces = 1024;                 ///< that a row is spread over
 
-cudaStream_t queue_of(void* stream) { return static_cast<cudaStream_t>(stream); }
-
 /// Calls visit(k, unit) for the next units of a lane, first + 32 * k, that are below `end`.
 template <typename Visit>
 __device__ __forceinline__ void for_ahead(int first, int end, const Visit& visit) {
@@ -276,18 +274,9 @@ void DeviceMemory::copy(const RowSide& from, const RowSide& to, std::span<const 
     use_units(copy.to[t] = targets[t], static_cast<std::size_t>(unit));
   }
   const dim3 grid(static_cast<unsigned>(tasks.size()), static_cast<unsigned>(sources.size()));
-  const auto launch = [&]<typename Unit>(Unit) {
+  with_unit(unit, [&]<typename Unit>(Unit) {
     copy_rows_kernel<Unit><<<grid, kThreads, 0, queue_of(stream)>>>(copy);
-  };
-  if (unit == kLargestUnit) {
-    launch(uint4{});
-  } else if (unit == 8) {
-    launch(std::uint64_t{});
-  } else if (unit == 4) {
-    launch(std::uint32_t{});
-  } else {
-    launch(std::uint16_t{});
-  }
+  });
   cuda_check(cudaGetLastError(), "copy_rows_kernel");
 }
 

@@ -5,8 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "base/check.hpp"
-#include "comm/net/group_size.hpp"
 #include "comm/net/local_socket.hpp"
 #include "comm/net/meeting.hpp"
 #include "magi/comm.hpp"
@@ -17,8 +15,6 @@ namespace {
 using comm::Deadline;
 using comm::LocalSocket;
 using comm::StreamSocket;
-
-constexpr std::size_t kMaxNameBytes = 80;
 
 /// Abstract names belong to whom takes them first, of whatever user. Rank 0 takes the first of
 /// these that is free, the others look at all.
@@ -81,10 +77,6 @@ class LocalPlace final : public comm::MeetingPlace {
 
 Bootstrap local_bootstrap(const std::string& name, std::int32_t rank, std::int32_t num_ranks,
                           std::chrono::milliseconds deadline) {
-  comm::check_group_size(rank, num_ranks, {.deadline = deadline});
-  if (name.empty() || name.size() > kMaxNameBytes) {
-    throw invalid("name", "'" + name + "'", "1 to 80 characters");
-  }
   return comm::meet(std::make_unique<LocalPlace>(name), rank, num_ranks, deadline);
 }
 

@@ -7,6 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.hpp"
+#include "comm/net/group_size.hpp"
+
 namespace magi::comm {
 namespace {
 
@@ -16,6 +19,7 @@ using Gathered = std::vector<std::vector<std::byte>>;
 constexpr std::uint64_t kMeetingMagic = 0x6d6167696d656574;  // "magimeet"
 /// A rank says who it is at once; who does not is none.
 constexpr std::chrono::seconds kHelloTime{2};
+constexpr std::size_t kMaxNameBytes = 80;
 constexpr std::uint64_t kMaxFrameBytes = std::uint64_t{1} << 30;
 
 /// Precedes every message. `failure` is 0, or tells why the meeting ended: then text follows.
@@ -227,6 +231,10 @@ class Meeting {
 
 Bootstrap meet(std::unique_ptr<MeetingPlace> place, std::int32_t rank, std::int32_t num_ranks,
                std::chrono::milliseconds limit) {
+  check_group_size(rank, num_ranks, {.deadline = limit});
+  if (const std::string name = place->name(); name.empty() || name.size() > kMaxNameBytes) {
+    throw invalid("name", "'" + name + "'", "1 to 80 characters");
+  }
   const auto meeting = std::make_shared<Meeting>(std::move(place), rank, num_ranks, limit);
   if (num_ranks > 1) meeting->meet();
   return [meeting](std::span<const std::byte> bytes) { return meeting->allgather(bytes); };

@@ -29,8 +29,9 @@ class MeetingPlace {
   virtual std::string obstacle() const { return {}; }
 };
 
-/// Meets the other ranks there and gives the bootstrap among them. Throws InvalidArgument to all
-/// ranks when a rank comes twice or counts other ranks, CommError when one does not come.
+/// Meets the other ranks there and gives the bootstrap among them. Throws InvalidArgument where the
+/// arguments or the place's name are none, and to all ranks when a rank comes twice or counts other
+/// ranks; CommError when one does not come.
 Bootstrap meet(std::unique_ptr<MeetingPlace> place, std::int32_t rank, std::int32_t num_ranks,
                std::chrono::milliseconds limit);
 

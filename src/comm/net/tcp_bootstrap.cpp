@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "comm/net/group_size.hpp"
 #include "comm/net/meeting.hpp"
 #include "comm/net/tcp_socket.hpp"
 #include "magi/comm.hpp"
@@ -25,7 +24,6 @@ constexpr std::uint64_t kGreetingMagic = 0x6d61676968656c6f;  // "magihelo"
 constexpr std::int32_t kNumPorts = 8;
 /// The time within which rank 0 greets.
 constexpr std::chrono::milliseconds kGreetingTime{500};
-constexpr std::size_t kMaxNameBytes = 80;
 
 /// The greeting of rank 0 to whoever connects. It speaks first, so that a service that is found at
 /// one of the ports by mistake is told nothing.
@@ -113,11 +111,7 @@ class TcpMeetingPlace final : public comm::MeetingPlace {
 
 Bootstrap tcp_bootstrap(const TcpPlace& place, std::int32_t rank, std::int32_t num_ranks,
                         std::chrono::milliseconds deadline) {
-  comm::check_group_size(rank, num_ranks, {.deadline = deadline});
   if (place.port < 1 || place.port > 65535) throw invalid("port", place.port, "1 to 65535");
-  if (place.name.empty() || place.name.size() > kMaxNameBytes) {
-    throw invalid("name", "'" + place.name + "'", "1 to 80 characters");
-  }
   auto meeting_place = std::make_unique<TcpMeetingPlace>(place, comm::resolve_host(place.address));
   return comm::meet(std::move(meeting_place), rank, num_ranks, deadline);
 }

@@ -13,6 +13,7 @@
 #include "base/mix.hpp"
 #include "comm/nvlink/peer_link.hpp"
 #include "comm/nvlink/peer_rounding.hpp"
+#include "comm/rows/exchange_kind.hpp"
 #include "comm/rows/row_layout.hpp"
 #include "comm/rows/row_memory.hpp"
 #include "cuda/capture.hpp"
@@ -58,8 +59,6 @@ constexpr std::int64_t kMostShortBytes = 2 << 20;
 constexpr std::int32_t kFewSections = 2;
 constexpr std::int64_t kLongRows = 8192;
 
-cudaStream_t queue_of(void* stream) { return static_cast<cudaStream_t>(stream); }
-
 class PeerMove;
 
 /// The state that the moves of one exchanger share; they may outlive it.
@@ -102,10 +101,6 @@ std::vector<RowExchange> gather_rows(Communicator& base, const RowExchange& own)
     all.push_back({{theirs.begin(), middle}, {middle, theirs.end() - 1}});
   }
   return all;
-}
-
-bool is_reduce(ExchangeKind kind) {
-  return kind == ExchangeKind::Sum || kind == ExchangeKind::LseMerge;
 }
 
 /// The places of a table's rows at the peers, found at the first call: by everyone() or, where that

@@ -392,19 +392,10 @@ void launch_push(const PeerView& view, RowPush push, PushBlocks blocks,
                           .push = push,
                           .begin = begin.value_or(PassBegin{}),
                           .arrival = awaited == nullptr ? RowArrival{} : *awaited};
-  const auto launch = [&]<typename Unit>(Unit) {
+  with_unit(unit, [&]<typename Unit>(Unit) {
     const auto kernel = is_first ? first_push_kernel<Unit> : push_kernel<Unit>;
     kernel<<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(params);
-  };
-  if (unit == kLargestUnit) {
-    launch(uint4{});
-  } else if (unit == 8) {
-    launch(std::uint64_t{});
-  } else if (unit == 4) {
-    launch(std::uint32_t{});
-  } else {
-    launch(std::uint16_t{});
-  }
+  });
   cuda_check(cudaGetLastError(), "push_kernel");
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/check.hpp"
 #include "base/math.hpp"
+#include "comm/rows/exchange_kind.hpp"
 #include "comm/rows/hop_exchanger.hpp"
 #include "comm/rows/row_layout.hpp"
 #include "comm/rows/row_memory.hpp"
@@ -20,10 +21,6 @@ struct MoveState {
   std::deque<PackedRows*> reduces;  ///< in start order, those that are not applied yet
   std::int64_t bytes = 0, largest_bytes = 0;
 };
-
-bool is_reduce(ExchangeKind kind) {
-  return kind == ExchangeKind::Sum || kind == ExchangeKind::LseMerge;
-}
 
 class PackedRows final : public PendingRows {
  public:

@@ -7,6 +7,7 @@
 #include "cuda/check.hpp"
 #include "cuda/device.hpp"
 #include "cuda/rounded.cuh"
+#include "cuda/stream.hpp"
 #include "runtime/tensors/device_elements.hpp"
 
 namespace magi {
@@ -119,8 +120,6 @@ Rows rows_of(const TensorView& tensor) {
 unsigned num_blocks(std::int64_t count) {
   return static_cast<unsigned>(ceil_div(count, std::int64_t{kThreads}));
 }
-
-cudaStream_t queue_of(void* stream) { return static_cast<cudaStream_t>(stream); }
 
 /// Calls body with an element of a floating-point type.
 template <typename Body>
