@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 
 import torch
 
 import dense
 from magi_attention import Plan, backends
-from magi_attention.common import AttnMaskType, AttnRanges
 from pipeline_cases import TOLERANCE, Case, check_close, expected, make_tensors, visible_lse
 
 NAME = "plain torch"
@@ -78,17 +77,20 @@ def backward(counts, inputs: backends.Inputs, result: backends.Result, gradients
     gradients.dv.copy_(per_kv_head(dv, inputs.v))
 
 
-def register(limits: backends.Limits | None = None) -> None:
-    if limits is None:
-        limits = backends.Limits(has_dlse=True)
-    backends.register(NAME, forward, backward, limits, prepare)
+@contextlib.contextmanager
+def registered(limits: backends.Limits | None = None, **functions):
+    """Inside, the backend is there, with other functions where they are given."""
+    given = {"forward": forward, "backward": backward, "prepare": prepare, **functions}
+    backends.register(NAME, limits=limits or backends.Limits(has_dlse=True), **given)
+    try:
+        yield
+    finally:
+        backends.unregister(NAME)
 
 
 def make_plan(mask: dense.Mask, case: Case, size: int) -> Plan:
     return Plan.from_ranges(
-        AttnRanges.from_ranges(mask.q_ranges),
-        AttnRanges.from_ranges(mask.k_ranges),
-        [AttnMaskType.from_int_type(kind) for kind in mask.types],
+        *mask.ranges(),
         mask.rows_q,
         cp_size=size,
         num_heads_q=case.heads[0],
@@ -118,14 +120,11 @@ def runs_a_plan(group, case: Case, tolerance: float = TOLERANCE, device: str = "
     """Forward and backward over the group on the backend, against dense float64 attention."""
     mask = dense.masks(case.rows)[case.mask]
     tensors = make_tensors(case)
-    register()
-    try:
+    with registered():
         calls.clear()
         size = 1 if group is None else group.size()
         bound = make_plan(mask, case, size).bind(group, backend=NAME)
         out, lse, gradients = attend(bound, case, tensors, device)
-    finally:
-        backends.unregister(NAME)
     assert {"forward plan", "forward", "backward plan", "backward"} <= set(calls)
     out, lse, gradients = out.cpu(), lse.cpu(), [gradient.cpu() for gradient in gradients]
     wanted_out, wanted_lse, _, wanted = expected(mask, case, tensors)
@@ -133,77 +132,3 @@ def runs_a_plan(group, case: Case, tolerance: float = TOLERANCE, device: str = "
     check_close("lse", visible_lse(lse), visible_lse(wanted_lse), tolerance)
     for name, found, gradient in zip(("dq", "dk", "dv"), gradients, wanted):
         check_close(name, found, gradient, tolerance)
-
-
-def rows_are_aligned(group, case: Case) -> None:
-    """Rows of every tensor that attention is given begin at multiples of 16 bytes, as loads of a
-    GPU ask for; out and lse of received queries travel side by side only where that holds.
-    """
-
-    def check(*tensors: torch.Tensor) -> None:
-        for tensor in tensors:
-            assert tensor.stride(0) * tensor.element_size() % 16 == 0, tensor.stride()
-            assert tensor.stride(1) * tensor.element_size() % 16 == 0, tensor.stride()
-        calls.append("checked")
-
-    def forward_checked(counts, inputs, result) -> None:
-        check(inputs.q, inputs.k, inputs.v, result.out)
-        forward(counts, inputs, result)
-
-    def backward_checked(counts, inputs, result, gradients) -> None:
-        check(inputs.q, inputs.k, inputs.v, result.out)
-        backward(counts, inputs, result, gradients)
-
-    mask = dense.masks(case.rows)[case.mask]
-    limits = backends.Limits(has_dlse=True)
-    calls.clear()
-    backends.register(NAME, forward_checked, backward_checked, limits, prepare)
-    try:
-        bound = make_plan(mask, case, group.size()).bind(group, backend=NAME)
-        assert any(len(rank["q"]) > 1 for rank in json.loads(bound.plan.to_json())["ranks"])
-        attend(bound, case, make_tensors(case))
-    finally:
-        backends.unregister(NAME)
-    assert calls.count("checked") > 2
-
-
-def is_as_good_as_the_library(group, case: Case) -> None:
-    """In 16 bits its error against float64 is that of the library's own backend."""
-    mask = dense.masks(case.rows)[case.mask]
-    tensors = make_tensors(case)
-    rounded = tuple(
-        None if t is None else t.to(getattr(torch, case.dtype)).double() for t in tensors
-    )
-    wanted = expected(mask, case, rounded)
-    plan = make_plan(mask, case, group.size())
-    register()
-    try:
-        supplied = attend(plan.bind(group, backend=NAME), case, tensors)
-    finally:
-        backends.unregister(NAME)
-    own = attend(plan.bind(group), case, tensors)
-
-    def errors(found):
-        pairs = zip((found[0], *found[2]), (wanted[0], *wanted[3]))
-        return [(a.double() - b).abs().max().item() for a, b in pairs]
-
-    for mine, other in zip(errors(supplied), errors(own)):
-        assert mine <= 2 * other + 1e-3
-
-
-def refuses(group, limits: backends.Limits, message: str) -> None:
-    """The limits hold on every rank, before rows move."""
-    case = Case(head_dim=16)
-    mask = dense.masks(case.rows)[case.mask]
-    q, k, v, *_ = make_tensors(case)
-    register(limits)
-    try:
-        bound = make_plan(mask, case, group.size()).bind(group, backend=NAME)
-        try:
-            bound.calc_attn(*(bound.dispatch(t) for t in (q, k, v)))
-        except ValueError as error:
-            assert message in str(error), error
-            return
-        raise AssertionError("what is beyond the limits was taken")
-    finally:
-        backends.unregister(NAME)

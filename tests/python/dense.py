@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from magi_attention.common import AttnMaskType, AttnRanges
+
 
 @dataclass
 class Mask:
@@ -18,6 +20,11 @@ class Mask:
     types: list[int]
     rows_q: int
     rows_k: int
+
+    def ranges(self):
+        """What functions of plans and keys take: q_ranges, k_ranges and attn_mask_type."""
+        q, k = (AttnRanges.from_ranges(ranges) for ranges in (self.q_ranges, self.k_ranges))
+        return q, k, [AttnMaskType.from_int_type(kind) for kind in self.types]
 
     def multiplicity(self) -> torch.Tensor:
         """How many slices show each pair, [rows_q, rows_k]."""

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import dense
-from magi_attention.common import AttnMaskType, AttnRanges
 from magi_attention.env import build
 from magi_attention.plan import Plan
 from test_flex import tensors
@@ -57,9 +56,7 @@ def no_waits():
 
 def bound_plan(name="varlen_causal", rows=ROWS):
     mask = dense.masks(rows)[name]
-    types = [AttnMaskType.from_int_type(kind) for kind in mask.types]
-    given = AttnRanges.from_ranges(mask.q_ranges), AttnRanges.from_ranges(mask.k_ranges)
     plan = Plan.from_ranges(
-        *given, types, rows, cp_size=1, num_heads_q=8, num_heads_kv=2, head_dim=64
+        *mask.ranges(), rows, cp_size=1, num_heads_q=8, num_heads_kv=2, head_dim=64
     )
     return mask, plan.bind()

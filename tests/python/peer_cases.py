@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import types
+from unittest import mock
 
 import torch
 
@@ -50,12 +51,8 @@ def registered(name: str, device: str = "cpu"):
 @contextlib.contextmanager
 def chosen(name: str, device: str = "cpu"):
     """The backend by the environment."""
-    with registered(name, device):
-        os.environ[VARIABLE] = name
-        try:
-            yield
-        finally:
-            del os.environ[VARIABLE]
+    with registered(name, device), mock.patch.dict(os.environ, {VARIABLE: name}):
+        yield
 
 
 def through_a_key(

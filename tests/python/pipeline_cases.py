@@ -10,13 +10,16 @@ import gc
 import itertools
 import json
 import os
+from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import dense
 from magi_attention import api
-from magi_attention.common import AttnMaskType, AttnRanges
+from magi_attention.common import AttnRanges
+from ranks import refuses
 
 TOLERANCE = 1e-9  # of float64 values of order 1
 
@@ -63,9 +66,7 @@ IDLE = Case(mask="full", rows=4, uneven=True, alg="AffinityDispatchAlg")
 
 def make_key(mask: dense.Mask, case: Case, group):
     return api.magi_attn_flex_key(
-        AttnRanges.from_ranges(mask.q_ranges),
-        AttnRanges.from_ranges(mask.k_ranges),
-        [AttnMaskType.from_int_type(kind) for kind in mask.types],
+        *mask.ranges(),
         mask.rows_q,
         mask.rows_k,
         *case.heads,
@@ -224,9 +225,7 @@ def hybrid(group, case: Case) -> None:
         mask = all_masks[name]
         other = dataclasses.replace(case.config(), grpcoll_config=api.GrpCollConfig(num_sms=8))
         key = api.make_flex_key_for_new_mask_after_dispatch(
-            AttnRanges.from_ranges(mask.q_ranges),
-            AttnRanges.from_ranges(mask.k_ranges),
-            [AttnMaskType.from_int_type(kind) for kind in mask.types],
+            *mask.ranges(),
             first,
             dist_attn_config=other,
         )
@@ -329,12 +328,9 @@ def functions_of_bound_plans(group, rows: int) -> None:
         rolled = roll(local, 5, bound, group, seq_dim=1)
         whole = functional.undispatch_func(rolled, bound, None, seq_dim=1)
         assert torch.equal(whole, torch.roll(x, 5, 1))
-    try:
-        functional.dispatch_func(x, dist.group.WORLD, bound, seq_dim=1)
-    except ValueError as error:
-        assert "group is not that of meta" in str(error)
-    else:
-        raise AssertionError("another group was accepted")
+    world = dist.group.WORLD
+    refuses(lambda: functional.dispatch_func(x, world, bound, seq_dim=1), ValueError,
+            "group is not that of meta")  # fmt: skip
     sent = bound.communicator.counters()["bytes_to_peer"]
     assert sent[dist.get_rank(group)] == 0 and (size == 1 or sum(sent) > 0)
 
@@ -474,52 +470,35 @@ def plan_mismatch(group) -> None:
     mask = dense.masks(64)[("causal", "full")[rank % 2]]
     key = make_key(mask, Case(rows=64), group)
     q, kv = (torch.zeros(key._local_shape.rows, heads, 16, dtype=plain_dtype()) for heads in (8, 2))
-    try:
+    with pytest.raises(RuntimeError, match="rank") as raised:
         api.calc_attn(q, kv, kv, key)
-    except RuntimeError as error:
-        assert "rank" in str(error) and error.failure == "plan mismatch", error
-    else:
-        raise AssertionError("ranks with different plans ran")
+    assert raised.value.failure == "plan mismatch"
 
 
 def reduced_sink_gradients(group, case: Case) -> None:
     """MAGI_ATTENTION_DSINK_ALL_REDUCE_OP: the gradient of a shared sink, summed or averaged."""
-    import os
-
     mask, tensors = dense.masks(case.rows)[case.mask], make_tensors(case)
     wanted = expected(mask, case, tensors)[3][3]
     size = dist.get_world_size(group)
     for op, factor in (("sum", 1), ("avg", size)):
         os.environ["MAGI_ATTENTION_DSINK_ALL_REDUCE_OP"] = op
-        try:
-            key = make_key(mask, case, group)
-            found = run_attention(key, case, tensors)[3][3]  # summed over ranks once more
-        finally:
-            del os.environ["MAGI_ATTENTION_DSINK_ALL_REDUCE_OP"]
+        key = make_key(mask, case, group)
+        found = run_attention(key, case, tensors)[3][3]  # summed over ranks once more
         check_close(op, found / size * factor, wanted, TOLERANCE)  # of the key that is kept, too
 
 
 def environment(group, variables: dict[str, str], case, *arguments) -> None:
     """Another case under environment variables."""
-    import os
-
     os.environ.update(variables)
-    try:
-        case(group, *arguments)
-    finally:
-        for name in variables:
-            del os.environ[name]
+    case(group, *arguments)
 
 
 def flattened_head_groups(group, case: Case) -> None:
     """MAGI_ATTENTION_FLATTEN_HEAD_GROUPS makes plans of head shares, with sinks and max_logits."""
     variable = "MAGI_ATTENTION_FLATTEN_HEAD_GROUPS"
     mask = dense.masks(case.rows)[case.mask]
-    os.environ[variable] = "1"
-    try:
+    with mock.patch.dict(os.environ, {variable: "1"}):
         key = make_key(mask, case, group)
-    finally:
-        del os.environ[variable]
     plan = json.loads(api.dist_attn_runtime_dict_mgr[key].plan.to_json())
     assert plan["config"]["work"] == "heads"
     assert plan["num_head_shares"] == dist.get_world_size(group)

@@ -161,9 +161,7 @@ class TestMaskHelpers:
 def make_plan(name="varlen_causal", rows=100, **changes):
     mask = dense.masks(rows)[name]
     arguments = {"cp_size": 4, "num_heads_q": 4, "num_heads_kv": 2, "head_dim": 8, **changes}
-    types = [AttnMaskType.from_int_type(kind) for kind in mask.types]
-    q, k = AttnRanges.from_ranges(mask.q_ranges), AttnRanges.from_ranges(mask.k_ranges)
-    return Plan.from_ranges(q, k, types, rows, **arguments)
+    return Plan.from_ranges(*mask.ranges(), rows, **arguments)
 
 
 class TestPlan:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention backends: limits of the library's own, and one supplied from Python."""
 
+import json
 import re
 from types import SimpleNamespace
 
@@ -13,7 +14,8 @@ import dense
 from magi_attention import backends
 from magi_attention._native import vtable
 from magi_attention.functional import _checks
-from pipeline_cases import Case, make_tensors
+from pipeline_cases import Case, expected, make_tensors
+from ranks import over, refuses
 
 
 @pytest.mark.parametrize("mask", ["varlen_causal", "four_types", "empty_rows", "nothing"])
@@ -22,9 +24,34 @@ def test_a_plan_of_two_ranks_runs_on_torch_operations(ranks, mask, degree):
     ranks.run(2, cases.runs_a_plan, Case(mask=mask, degree=degree))
 
 
-def test_rows_of_moving_queries_are_aligned(ranks):
+@over(4)
+def test_rows_of_moving_queries_are_aligned(group):
+    """Rows of every tensor that attention is given begin at multiples of 16 bytes, as loads of a
+    GPU ask for; out and lse of received queries travel side by side only where that holds.
+    """
+
+    def check(*tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            assert tensor.stride(0) * tensor.element_size() % 16 == 0, tensor.stride()
+            assert tensor.stride(1) * tensor.element_size() % 16 == 0, tensor.stride()
+        cases.calls.append("checked")
+
+    def forward_checked(counts, inputs, result) -> None:
+        check(inputs.q, inputs.k, inputs.v, result.out)
+        cases.forward(counts, inputs, result)
+
+    def backward_checked(counts, inputs, result, gradients) -> None:
+        check(inputs.q, inputs.k, inputs.v, result.out)
+        cases.backward(counts, inputs, result, gradients)
+
     case = Case(mask="causal", heads=(8, 8), dtype="float32", work="queries", degree=4)
-    ranks.run(4, cases.rows_are_aligned, case)
+    mask = dense.masks(case.rows)[case.mask]
+    cases.calls.clear()
+    with cases.registered(forward=forward_checked, backward=backward_checked):
+        bound = cases.make_plan(mask, case, group.size()).bind(group, backend=cases.NAME)
+        assert any(len(rank["q"]) > 1 for rank in json.loads(bound.plan.to_json())["ranks"])
+        cases.attend(bound, case, make_tensors(case))
+    assert cases.calls.count("checked") > 2
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -32,17 +59,44 @@ def test_gradients_through_lse_and_other_numbers_of_ranks(ranks, size):
     ranks.run(size, cases.runs_a_plan, Case(mask="causal", with_lse_gradient=True, scale=0.25))
 
 
-def test_types_that_the_library_converts_around_it(ranks):
-    ranks.run(2, cases.is_as_good_as_the_library, Case(mask="causal", dtype="bfloat16", degree=2))
+@over(2)
+def test_types_that_the_library_converts_around_it(group):
+    """In 16 bits its error against float64 is that of the library's own backend."""
+    case = Case(mask="causal", dtype="bfloat16", degree=2)
+    mask = dense.masks(case.rows)[case.mask]
+    tensors = make_tensors(case)
+    rounded = tuple(
+        None if t is None else t.to(getattr(torch, case.dtype)).double() for t in tensors
+    )
+    wanted = expected(mask, case, rounded)
+    plan = cases.make_plan(mask, case, group.size())
+    with cases.registered():
+        supplied = cases.attend(plan.bind(group, backend=cases.NAME), case, tensors)
+    own = cases.attend(plan.bind(group), case, tensors)
+
+    def errors(found):
+        pairs = zip((found[0], *found[2]), (wanted[0], *wanted[3]))
+        return [(a.double() - b).abs().max().item() for a, b in pairs]
+
+    for mine, other in zip(errors(supplied), errors(own)):
+        assert mine <= 2 * other + 1e-3
 
 
+@over(2)
 @pytest.mark.parametrize(
     "limits, message",
     [(backends.Limits(dtypes=(torch.float32,)), "float32"),
      (backends.Limits(head_dim_qk=(8, 8, 8)), "head_dim_qk is 16")],
 )  # fmt: skip
-def test_limits_hold_on_every_rank(ranks, limits, message):
-    ranks.run(2, cases.refuses, limits, message)
+def test_limits_hold_on_every_rank(group, limits, message):
+    """Before rows move."""
+    case = Case(head_dim=16)
+    mask = dense.masks(case.rows)[case.mask]
+    q, k, v, *_ = make_tensors(case)
+    with cases.registered(limits):
+        bound = cases.make_plan(mask, case, group.size()).bind(group, backend=cases.NAME)
+        local = [bound.dispatch(t) for t in (q, k, v)]
+        refuses(lambda: bound.calc_attn(*local), ValueError, message)
 
 
 def test_limits_of_the_librarys_own():
@@ -54,13 +108,10 @@ def test_limits_of_the_librarys_own():
 
 def test_limits_of_a_supplied_one_come_back():
     limits = backends.Limits((8, 192, 8), (8, 128, 8), (torch.float32,), 16, has_softcap=True)
-    cases.register(limits)
-    try:
+    with cases.registered(limits):
         assert backends.limits(cases.NAME) == limits
-        with pytest.raises(ValueError, match="plain torch"):
-            cases.register()
-    finally:
-        backends.unregister(cases.NAME)
+        with pytest.raises(ValueError, match="plain torch"), cases.registered():
+            pass
     with pytest.raises(ValueError, match="allowed: cpu"):
         backends.limits(cases.NAME)
 
@@ -78,13 +129,10 @@ def one_rank(backend_name: str):
      ({"sink": torch.zeros(1, 8, dtype=torch.float64)}, "sink is given")],
 )  # fmt: skip
 def test_what_the_limits_exclude_is_refused_by_name(options, message):
-    cases.register(backends.Limits())
-    try:
+    with cases.registered(backends.Limits()):
         bound, q, k, v = one_rank(cases.NAME)
         with pytest.raises(ValueError, match=message):
             bound.calc_attn(q, k, v, **options)
-    finally:
-        backends.unregister(cases.NAME)
 
 
 def on_a_gpu(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -102,20 +150,13 @@ def test_checks_on_a_gpu_ask_the_named_backend(monkeypatch):
         with FakeTensorMode():
             _checks.check_qkv(q, q, q, cases.NAME)
 
-    cases.register(backends.Limits((1, 256, 1), (1, 256, 1), (torch.float32,)))
-    try:
+    with cases.registered(backends.Limits((1, 256, 1), (1, 256, 1), (torch.float32,))):
         check(q)
         with pytest.raises(TypeError, match="float16 on cuda:0; allowed: float32"):
             check(on_a_gpu(4, 2, 64, dtype=torch.float16))
-    finally:
-        backends.unregister(cases.NAME)
     check(q)  # bound plans go on
-    cases.register(backends.Limits((8, 64, 8), (8, 64, 8), (torch.float32,)))
-    try:
-        with pytest.raises(ValueError, match="allowed: multiples of 8 up to 64"):
-            check(q)
-    finally:
-        backends.unregister(cases.NAME)
+    with cases.registered(backends.Limits((8, 64, 8), (8, 64, 8), (torch.float32,))):
+        refuses(lambda: check(q), ValueError, "allowed: multiples of 8 up to 64")
 
 
 class _Wordless(RuntimeError):
@@ -146,13 +187,10 @@ def test_errors_of_its_functions_leave_the_call(error, kind, text):
     assert transport.allgather(None, b"", 0, None, None) != 0
     assert re.search(text, transport.message.value.decode())
     for prepare in (None, fails):
-        backends.register("failing", fails, fails, prepare=prepare)
-        try:
-            bound, q, k, v = one_rank("failing")
-            with pytest.raises(kind, match=f"backend failing: {text}"):
+        with cases.registered(forward=fails, backward=fails, prepare=prepare):
+            bound, q, k, v = one_rank(cases.NAME)
+            with pytest.raises(kind, match=f"backend {cases.NAME}: {text}"):
                 bound.calc_attn(q, k, v)
-        finally:
-            backends.unregister("failing")
 
 
 def test_names_that_are_not_there():

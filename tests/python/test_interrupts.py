@@ -127,18 +127,10 @@ def test_in_a_backend(end, where):
     def interrupted(*arguments):
         raise end
 
-    functions = {name: getattr(backend_cases, name) for name in ("forward", "backward", "prepare")}
-    functions[where] = interrupted
-    backends.register(
-        backend_cases.NAME, functions["forward"], functions["backward"], backends.Limits(),
-        functions["prepare"],
-    )  # fmt: skip
-    try:
+    with backend_cases.registered(backends.Limits(), **{where: interrupted}):
         bound = Plan.from_mask(
             masks.from_cu_seqlens([0, 4]), cp_size=1, num_heads_q=2, num_heads_kv=2, head_dim=8
         ).bind(backend=backend_cases.NAME)
         q, k, v = (torch.randn(4, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
         with pytest.raises(end):
             bound.calc_attn(q, k, v)[0].sum().backward()
-    finally:
-        backends.unregister(backend_cases.NAME)

@@ -164,11 +164,8 @@ def test_a_plan_takes_the_values_of_the_variable_and_refuses_other_names():
     with pytest.raises(ValueError, match=r"^backend is 'flash'; allowed: ffa, cutedsl, fa4, "):
         plan.bind(backend="flash")
     plan.bind(backend="cpu")  # the library's own name of a backend
-    backend_cases.register()
-    try:
+    with backend_cases.registered():
         plan.bind(backend=backend_cases.NAME)
-    finally:
-        backends.unregister(backend_cases.NAME)
     with pytest.raises(ValueError, match=f"^backend is '{backend_cases.NAME}'; allowed"):
         plan.bind(backend=backend_cases.NAME)
 

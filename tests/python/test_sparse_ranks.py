@@ -16,7 +16,7 @@ from magi_attention.config import DispatchConfig, DistAttnConfig
 from magi_attention.functional.sparse_dist_attn import NeededKeys, Run, runs_to_send
 from magi_attention.plan import Plan
 from pipeline_cases import Case, make_key
-from ranks import over
+from ranks import over, refuses
 from sparse_masks import below_diagonal, counts_of_blocks, counts_of_lists
 
 HEADS, DIM = (4, 2), 8
@@ -111,13 +111,7 @@ def test_keys_that_did_not_come(group, rows: int = 150):
         out[5, 2:] = wanted[5, 2:]
     assert torch.equal(out, wanted)
     os.environ["MAGI_ATTENTION_SANITY_CHECK"] = "1"
-    try:
-        bound.calc_sparse_attn(*local, lists)
-        raise AssertionError("not refused")
-    except ValueError as error:
-        assert f"{bad} entries" in str(error)
-    finally:
-        del os.environ["MAGI_ATTENTION_SANITY_CHECK"]
+    refuses(lambda: bound.calc_sparse_attn(*local, lists), ValueError, f"{bad} entries")
 
 
 @over(1, 2)
@@ -134,12 +128,8 @@ def test_tensors_of_other_shapes(group, rows: int = 150):
     if group.size() > 1:
         wrong.append(whole)
     for given in wrong:
-        try:
-            bound.calc_sparse_attn(*given, lists[: len(given[0])])
-        except ValueError as error:
-            assert "allowed: " in str(error), error
-        else:
-            raise AssertionError("not refused")
+        own = lists[: len(given[0])]
+        refuses(lambda: bound.calc_sparse_attn(*given, own), ValueError, "allowed: ")
     out, _ = bound.calc_sparse_attn(*local, lists, 1 << 29)
     wanted, _ = bound.calc_sparse_attn(*local, lists, rows)
     assert torch.equal(out.nan_to_num(), wanted.nan_to_num())
