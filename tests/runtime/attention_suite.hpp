@@ -21,7 +21,22 @@ class AttentionOverRanks : public Runner::Fixture {
     return Runner::make(mask, sizes, seed, Runner::kTypes[0]);
   }
   static Mask four_types(std::int32_t rows) { return masks_of_all_kinds(rows)[5].mask; }
+  /// A sound plan of this kind of work; shares: of the heads, where they are shared out.
+  static std::shared_ptr<const Plan> worked_plan(const AttentionCase& test, std::int32_t num_ranks,
+                                                 WorkMode work, std::int32_t degree,
+                                                 std::int32_t shares = 2) {
+    PlanConfig config = plan_config(test, num_ranks);
+    config.work = work;
+    config.head_shares = work == WorkMode::Heads ? shares : 0;
+    config.placement.chunk_size = 8;
+    config.overlap_degree = degree;
+    auto plan = shared_plan(test.mask, config);
+    EXPECT_TRUE(check_plan(*plan).empty()) << check_plan(*plan).front();
+    return plan;
+  }
 };
+constexpr WorkMode kWorkModes[] = {WorkMode::Keys, WorkMode::Queries, WorkMode::Heads};
+
 TYPED_TEST_SUITE_P(AttentionOverRanks);
 
 TYPED_TEST_P(AttentionOverRanks, EqualsDenseAttentionForEveryGroupSizeAndMask) {
@@ -60,16 +75,52 @@ TYPED_TEST_P(AttentionOverRanks, EqualsDenseAttentionInEveryTypeWithSinkCapAndSt
         if (dtype == DType::Float64 && result != dtype) continue;
         AttentionCase test = TypeParam::make(mask, TypeParam::kOtherSizes, 3, dtype);
         test.result_dtype = result;
-        test.dense.num_sinks = 3;
-        test.dense.params = {.softmax_scale = 0.1, .softcap = 2.0, .sink_layout = layout};
-        test.dlse.resize(1);
         test.layout = TypeParam::kStrides;
-        RandomStream random(4);
-        draw_values(random, test);
-        PlanConfig config = plan_config(test, 3);
-        config.overlap_degree = 2;
-        TypeParam::expect_close(test, shared_plan(mask, config));
+        test = with_all_options(std::move(test), layout);
+        for (const WorkMode work : kWorkModes) {
+          SCOPED_TRACE(work_name(work));
+          TypeParam::expect_close(test, this->worked_plan(test, 4, work, 2));
+        }
       }
+    }
+  }
+}
+
+TYPED_TEST_P(AttentionOverRanks, MovedQueriesEqualDenseAttention) {
+  int num_moving = 0;
+  for (const auto& [name, mask] : masks_of_all_kinds(TypeParam::kRows)) {
+    for (const std::int32_t degree : {0, 1, 2}) {
+      SCOPED_TRACE(name + ", degree " + std::to_string(degree));
+      const AttentionCase test = this->make(mask, 4, 4, 1);
+      const auto plan = this->worked_plan(test, 4, WorkMode::Queries, degree);
+      num_moving += plan->ranks[0].q.segments.size() > 1 ? 1 : 0;
+      TypeParam::expect_close(test, plan);
+    }
+  }
+  EXPECT_GT(num_moving, 3);
+}
+
+TYPED_TEST_P(AttentionOverRanks, SharedHeadsEqualDenseAttention) {
+  for (const auto& [name, mask] : masks_of_all_kinds(TypeParam::kRows)) {
+    for (const std::int32_t num_shares : {2, 4}) {
+      for (const std::int32_t degree : {0, 1, 2}) {
+        SCOPED_TRACE(::testing::Message()
+                     << name << ", " << num_shares << " shares, degree " << degree);
+        const AttentionCase test = this->make(mask, 8, 4, 1);
+        TypeParam::expect_close(test,
+                                this->worked_plan(test, 4, WorkMode::Heads, degree, num_shares));
+      }
+    }
+  }
+}
+
+TYPED_TEST_P(AttentionOverRanks, RepeatsBitForBit) {
+  const AttentionCase test =
+      TypeParam::make(masks_of_all_kinds(128)[1].mask, {4, 4, 64, 64}, 10, DType::BFloat16);
+  for (const WorkMode work : kWorkModes) {
+    for (const std::int32_t degree : {0, 2}) {
+      SCOPED_TRACE(::testing::Message() << work_name(work) << ", degree " << degree);
+      TypeParam::expect_repeats(test, this->worked_plan(test, 4, work, degree));
     }
   }
 }
@@ -158,7 +209,9 @@ REGISTER_TYPED_TEST_SUITE_P(AttentionOverRanks, EqualsDenseAttentionForEveryGrou
                             EqualsDenseAttentionForEveryOverlapDegree,
                             EqualsDenseAttentionInEveryTypeWithSinkCapAndStrides,
                             EqualsDenseAttentionOnUnevenAndTolerantPlacements,
-                            RanksWithoutRowsTakePart, CrossAttentionPlacesQueriesAndKeysApart,
+                            MovedQueriesEqualDenseAttention, SharedHeadsEqualDenseAttention,
+                            RepeatsBitForBit, RanksWithoutRowsTakePart,
+                            CrossAttentionPlacesQueriesAndKeysApart,
                             EqualsDenseAttentionOnRandomCases, MovesTheBytesThatThePlanReports);
 
 }  // namespace magi::testing

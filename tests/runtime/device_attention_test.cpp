@@ -25,7 +25,7 @@ struct GpuRunner {
   static constexpr std::int32_t kRows = 301;
   static constexpr int kTrials = 60;
   static constexpr DType kTypes[] = {DType::BFloat16, DType::Float16};
-  static constexpr testing::CaseSizes kSizes{4, 2, 64, 64}, kOtherSizes{4, 2, 128, 80};
+  static constexpr testing::CaseSizes kSizes{4, 2, 64, 64}, kOtherSizes{6, 2, 128, 80};
   static constexpr testing::Layout kStrides = testing::Layout::Aligned;
 
   static AttentionCase make(const Mask& mask, const testing::CaseSizes& sizes, std::uint64_t seed,
@@ -44,6 +44,12 @@ struct GpuRunner {
   }
   static void expect_close(const AttentionCase& test, const std::shared_ptr<const Plan>& plan) {
     expect_gpu_run_close(test, plan);
+  }
+  static void expect_repeats(const AttentionCase& test, const std::shared_ptr<const Plan>& plan) {
+    for (const bool is_over_nvlink : {false, true}) {
+      const GpuRun how{.is_over_nvlink = is_over_nvlink};
+      EXPECT_TRUE(run_on_gpu(test, plan, how) == run_on_gpu(test, plan, how));
+    }
   }
   static PipelineRun run(const AttentionCase& test, const std::shared_ptr<const Plan>& plan) {
     return run_on_gpu(test, plan);

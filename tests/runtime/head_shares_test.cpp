@@ -13,7 +13,6 @@ namespace {
 struct Shape {
   std::int32_t num_ranks = 4;
   std::int32_t num_shares = 4;
-  std::int32_t degree = 1;
   bool uneven = false;
 };
 
@@ -24,42 +23,10 @@ std::shared_ptr<const Plan> shared_heads(const AttentionCase& test, const Shape&
   config.head_shares = shape.num_shares;
   config.placement.chunk_size = 8;
   config.placement.uneven_shard = shape.uneven;
-  config.overlap_degree = shape.degree;
   auto plan = shared_plan(test.mask, config);
   EXPECT_EQ(plan->num_head_shares, shape.num_shares);
   EXPECT_TRUE(check_plan(*plan).empty()) << check_plan(*plan).front();
   return plan;
-}
-
-TEST(HeadShares, EqualDenseAttentionOnEveryMaskShareAndDegree) {
-  for (const auto& [name, mask] : masks_of_all_kinds(128)) {
-    for (const std::int32_t num_shares : {2, 4}) {
-      for (const std::int32_t degree : {0, 1, 2}) {
-        SCOPED_TRACE(::testing::Message()
-                     << name << ", " << num_shares << " shares, degree " << degree);
-        const AttentionCase test = make_case(mask, DType::Float64, {8, 4});
-        expect_pipeline_close(test,
-                              shared_heads(test, {.num_shares = num_shares, .degree = degree}));
-      }
-    }
-  }
-}
-
-TEST(HeadShares, EqualDenseAttentionWithSinkCapAndLseGradientInEveryType) {
-  for (const DType dtype : {DType::Float64, DType::Float32, DType::BFloat16, DType::Float16}) {
-    for (const SinkLayout layout : {SinkLayout::SinkHead, SinkLayout::RowSinkHead}) {
-      SCOPED_TRACE(::testing::Message() << "type " << static_cast<int>(dtype));
-      AttentionCase test = make_case(masks_of_all_kinds(120)[1].mask, dtype, {8, 4});
-      test.dense.num_sinks = 2;
-      test.dense.params = {.softmax_scale = 0.3, .softcap = 2.0, .sink_layout = layout};
-      test.dlse.resize(1);
-      RandomStream random(2);
-      draw_values(random, test);
-      for (const Shape& shape : {Shape{2, 2}, Shape{4, 2}, Shape{4, 4, 2}, Shape{4, 4, 1, true}}) {
-        expect_pipeline_close(test, shared_heads(test, shape));
-      }
-    }
-  }
 }
 
 TEST(HeadShares, EqualDenseAttentionOfUnevenLengthsAndManyHeads) {
@@ -69,8 +36,10 @@ TEST(HeadShares, EqualDenseAttentionOfUnevenLengthsAndManyHeads) {
       const AttentionCase test =
           make_case(masks_of_all_kinds(rows)[1].mask, DType::Float64, {heads_q, heads_kv});
       for (const bool uneven : {false, true}) {
-        expect_pipeline_close(test, shared_heads(test, {.num_shares = 4, .uneven = uneven}));
-        expect_pipeline_close(test, shared_heads(test, {.num_shares = 2, .uneven = uneven}));
+        for (const std::int32_t num_shares : {2, 4}) {
+          expect_pipeline_close(with_all_options(test, SinkLayout::RowSinkHead),
+                                shared_heads(test, {.num_shares = num_shares, .uneven = uneven}));
+        }
       }
     }
   }
@@ -124,12 +93,6 @@ TEST(HeadShares, ResultsAndGradientsComeBackInTheirOwnType) {
     EXPECT_EQ(plan->report.pair_bytes[rank * 2 + 1 - rank], forward - lse);
     EXPECT_EQ(run.after_backward[rank].bytes_to_peer[1 - rank], forward + backward);
   }
-}
-
-TEST(HeadShares, RunsRepeatBitwise) {
-  const AttentionCase test = make_case(masks_of_all_kinds(128)[1].mask, DType::BFloat16, {4, 4});
-  const auto plan = shared_heads(test, {.degree = 2});
-  EXPECT_EQ(run_pipeline(test, plan), run_pipeline(test, plan));
 }
 
 }  // namespace

@@ -13,53 +13,6 @@
 namespace magi::testing {
 namespace {
 
-/// A plan of the search in which some rank receives queries, or none where nothing is gained.
-std::shared_ptr<const Plan> moving_plan(const AttentionCase& test, std::int32_t num_ranks,
-                                        PlacementAlgorithm algorithm, std::int32_t degree) {
-  PlanConfig config = plan_config(test, num_ranks);
-  config.work = WorkMode::Queries;
-  config.placement.algorithm = algorithm;
-  config.placement.chunk_size = 8;
-  config.overlap_degree = degree;
-  auto plan = shared_plan(test.mask, config);
-  EXPECT_TRUE(check_plan(*plan).empty()) << check_plan(*plan).front();
-  return plan;
-}
-
-TEST(MovedQueries, EqualDenseAttentionOnEveryMaskPlacementAndDegree) {
-  int num_moving = 0;
-  for (const auto& [name, mask] : masks_of_all_kinds(128)) {
-    for (const auto algorithm : {PlacementAlgorithm::Auto, PlacementAlgorithm::Affinity}) {
-      for (const std::int32_t degree : {0, 1, 2}) {
-        SCOPED_TRACE(::testing::Message()
-                     << name << ", " << placement_name(algorithm) << ", degree " << degree);
-        const AttentionCase test = make_case(mask, DType::Float64, {4, 4});
-        const auto plan = moving_plan(test, 4, algorithm, degree);
-        num_moving += plan->ranks[0].q.segments.size() > 1 ? 1 : 0;
-        expect_pipeline_close(test, plan);
-      }
-    }
-  }
-  EXPECT_GT(num_moving, 10);
-}
-
-TEST(MovedQueries, EqualDenseAttentionWithSinkCapAndLseGradientInEveryType) {
-  for (const DType dtype : {DType::Float64, DType::Float32, DType::BFloat16, DType::Float16}) {
-    for (const SinkLayout layout : {SinkLayout::SinkHead, SinkLayout::RowSinkHead}) {
-      SCOPED_TRACE(::testing::Message() << "type " << static_cast<int>(dtype));
-      AttentionCase test = make_case(masks_of_all_kinds(120)[1].mask, dtype, {4, 2});
-      test.dense.num_sinks = 2;
-      test.dense.params = {.softmax_scale = 0.3, .softcap = 2.0, .sink_layout = layout};
-      test.dlse.resize(1);
-      RandomStream random(2);
-      draw_values(random, test);
-      const auto plan = moving_plan(test, 3, PlacementAlgorithm::SequentialSelect, 2);
-      ASSERT_GT(plan->ranks[0].q.segments.size(), 1u);
-      expect_pipeline_close(test, plan);
-    }
-  }
-}
-
 TEST(MovedQueries, TheSearchEqualsDenseAttentionOnRandomMasks) {
   int num_moving = 0;
   for (std::uint64_t seed = 0; seed < 16; ++seed) {
@@ -110,7 +63,11 @@ TEST(MovedQueries, MoveTheBytesThatTheSearchCounts) {
     for (const std::int32_t degree : {0, 1, 2}) {
       SCOPED_TRACE(::testing::Message() << name << ", degree " << degree);
       const AttentionCase test = make_case(mask, DType::BFloat16, {4, 2});
-      const auto plan = moving_plan(test, 4, PlacementAlgorithm::SequentialSelect, degree);
+      PlanConfig config = plan_config(test, 4);
+      config.work = WorkMode::Queries;
+      config.placement = {.algorithm = PlacementAlgorithm::SequentialSelect, .chunk_size = 8};
+      config.overlap_degree = degree;
+      const auto plan = shared_plan(mask, config);
       const planner::RowCosts costs = planner::row_costs(plan->config);
       std::int64_t counted = 0;
       for (const Transfer& t : plan->transfers) {
@@ -191,12 +148,6 @@ TEST(MovedQueries, WhatAutoChoosesEqualsDenseAttention) {
     }
   }
   EXPECT_GT(num_placed, 0) << "no plan whose rows were placed for the step's time";
-}
-
-TEST(MovedQueries, RunsRepeatBitwise) {
-  const AttentionCase test = make_case(masks_of_all_kinds(128)[1].mask, DType::BFloat16, {4, 4});
-  const auto plan = moving_plan(test, 4, PlacementAlgorithm::Auto, 2);
-  EXPECT_EQ(run_pipeline(test, plan), run_pipeline(test, plan));
 }
 
 }  // namespace

@@ -163,6 +163,15 @@ AttentionCase make_case(const Mask& mask, DType dtype, const CaseSizes& sizes, s
   return test;
 }
 
+AttentionCase with_all_options(AttentionCase test, SinkLayout layout) {
+  test.dense.num_sinks = 2;
+  test.dense.params = {.softmax_scale = 0.3, .softcap = 2.0, .sink_layout = layout};
+  test.dlse.resize(1);
+  RandomStream random(2);
+  draw_values(random, test);
+  return test;
+}
+
 PlanConfig plan_config(const AttentionCase& test, std::int32_t num_ranks) {
   const reference::DenseInput& in = test.dense;
   PlanConfig config{.num_ranks = num_ranks,

@@ -34,6 +34,9 @@ struct CaseSizes {
 AttentionCase make_case(const Mask& mask, DType dtype, const CaseSizes& sizes,
                         std::uint64_t seed = 1);
 
+/// Draws the values again with 2 sinks, a softcap and a gradient through lse.
+AttentionCase with_all_options(AttentionCase test, SinkLayout layout);
+
 /// Sizes and types of the case and one remote stage, whose results are merged, otherwise defaults;
 /// stages by rows are allowed to be short.
 PlanConfig plan_config(const AttentionCase& test, std::int32_t num_ranks);

@@ -16,16 +16,6 @@
 namespace magi::testing {
 namespace {
 
-/// Draws the values again with 2 sinks, a softcap and a gradient through lse.
-AttentionCase with_all_options(AttentionCase test, SinkLayout layout) {
-  test.dense.num_sinks = 2;
-  test.dense.params = {.softmax_scale = 0.3, .softcap = 2.0, .sink_layout = layout};
-  test.dlse.resize(1);
-  RandomStream random(2);
-  draw_values(random, test);
-  return test;
-}
-
 void expect_close(const AttentionCase& test, const Plan& plan) {
   std::string broken;
   for (const std::string& sentence : check_plan(plan)) broken += sentence + "\n";
