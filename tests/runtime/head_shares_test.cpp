@@ -88,7 +88,7 @@ TEST(HeadShares, ResultsAndGradientsComeBackInTheirOwnType) {
   const std::int64_t lse = kRows * 4 * 4;
   const std::int64_t forward = keys + kRows * 4 * (16 + 8) * 2 + lse;
   const std::int64_t backward = 2 * keys + kRows * 4 * (16 + 2 * 8 + 16) * 2 + lse;
-  for (const std::size_t rank : {0, 1}) {
+  for (std::size_t rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(run.after_forward[rank].bytes_to_peer[1 - rank], forward);
     EXPECT_EQ(plan->report.pair_bytes[rank * 2 + 1 - rank], forward - lse);
     EXPECT_EQ(run.after_backward[rank].bytes_to_peer[1 - rank], forward + backward);
