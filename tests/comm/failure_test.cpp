@@ -238,20 +238,6 @@ TEST_P(Failure, DroppedExchangeEndsTheGroup) {
       });
 }
 
-TEST_P(Failure, ANewGroupWorksAfterAFailure) {
-  for (int round = 0; round < 3; ++round) {
-    run({.num_ranks = 2}, [](Communicator& group) {
-      if (group.rank() == 0) group.abort("first try");
-      EXPECT_EQ(testing::catch_comm_error([&] { group.allgather_sync({}); }).failure(),
-                CommFailure::Aborted);
-    });
-    run({.num_ranks = 2}, [](Communicator& group) {
-      EXPECT_EQ(group.allgather_sync({}).size(), 2u);
-      group.close_sync();
-    });
-  }
-}
-
 TEST_P(Failure, CallsAfterCloseSaySo) {
   run({.num_ranks = 2}, [](Communicator& group) {
     group.close_sync();

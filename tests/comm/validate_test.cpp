@@ -280,12 +280,17 @@ TEST(Validate, RefusalLeavesTheGroupUsable) {
   });
 }
 
-/// One group object per rank in one thread: exchanges can be left half way.
-TEST(ThreadGroup, CloseWithAnExchangeUnderWayIsRefused) {
-  auto group = make_thread_group(2);
+/// One group object per rank in one thread: rank 0 has left an exchange half way.
+class HalfWay : public ::testing::Test {
+ protected:
+  std::vector<std::unique_ptr<Communicator>> group = make_thread_group(2);
   const HostTensor rows = testing::make_tensor(DType::Float32, {4, 1});
   const RowExchange needs{.needed = {{1, 0, 4}}};
-  const auto pending = group[0]->group_cast({&rows.view, 1}, {&rows.view, 1}, needs, {});
+  std::unique_ptr<PendingExchange> pending =
+      group[0]->group_cast({&rows.view, 1}, {&rows.view, 1}, needs, {});
+};
+
+TEST_F(HalfWay, CloseWithAnExchangeUnderWayIsRefused) {
   EXPECT_THAT(invalid_argument([&] { group[0]->close_sync(); }), HasSubstr("exchange under way"));
 }
 
@@ -302,25 +307,13 @@ TEST(ThreadGroup, OtherDataTypesAreNamed) {
   EXPECT_THAT(error.what(), HasSubstr("rank 0 sends rows of data types float64; expected float32"));
 }
 
-TEST(ThreadGroup, AfterAFailureCheckAndCloseTellIt) {
-  auto group = make_thread_group(2);
-  const HostTensor rows = testing::make_tensor(DType::Float32, {4, 1});
-  const RowExchange needs{.needed = {{1, 0, 4}}};
-  const auto pending = group[0]->group_cast({&rows.view, 1}, {&rows.view, 1}, needs, {});
+TEST_F(HalfWay, AfterAFailureCheckAndCloseTellIt) {
   EXPECT_NO_THROW(group[0]->check());
   group[1]->abort("enough");
-  const auto failure_of = [](const auto& call) -> std::string {
-    try {
-      call();
-    } catch (const CommError& error) {
-      return error.what();
-    }
-    return "none";
-  };
   for (const auto& rank : group) {
     const std::string told = "rank " + std::to_string(rank->rank()) + ": aborted by rank 1: enough";
-    EXPECT_EQ(failure_of([&] { rank->check(); }), told);
-    EXPECT_EQ(failure_of([&] { rank->close_sync(); }), told);
+    EXPECT_EQ(testing::catch_comm_error([&] { rank->check(); }).what(), told);
+    EXPECT_EQ(testing::catch_comm_error([&] { rank->close_sync(); }).what(), told);
   }
 }
 
@@ -330,11 +323,7 @@ TEST(ThreadGroup, AClosedGroupHasNoFailure) {
   EXPECT_NO_THROW(group[0]->check());
 }
 
-TEST(ThreadGroup, WaitAfterTheCommunicatorEndedThrows) {
-  auto group = make_thread_group(2);
-  const HostTensor rows = testing::make_tensor(DType::Float32, {4, 1});
-  const RowExchange needs{.needed = {{1, 0, 4}}};
-  const auto pending = group[0]->group_cast({&rows.view, 1}, {&rows.view, 1}, needs, {});
+TEST_F(HalfWay, WaitAfterTheCommunicatorEndedThrows) {
   group[0].reset();
   EXPECT_EQ(testing::catch_comm_error([&] { pending->wait_sync(); }).failure(),
             CommFailure::Aborted);

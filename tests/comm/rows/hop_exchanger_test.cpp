@@ -3,13 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <limits>
-
 #include "comm/exchange_case.hpp"
 #include "comm/ranks.hpp"
 
-// Rows of four ranks in two nodes of two, all of which need all rows of the others.
+// Rows of four ranks in two nodes of two, all of which need all rows of the others. Sums and merges
+// by node are in tests/runtime/nodes_test.cpp.
 namespace magi {
 namespace {
 
@@ -75,65 +73,6 @@ testing::HostTensor make_rows(std::int64_t rows, const std::function<double(std:
 
 double element(const testing::HostTensor& tensor, std::int64_t row) {
   return testing::read_element(tensor.view, {row, 0, 0});
-}
-
-TEST_P(HopExchanger, ASumComesTogetherInsideTheNodes) {
-  run([](Communicator& group, comm::RowExchanger& exchanger) {
-    const std::int32_t rank = group.rank();
-    const comm::RowTable table = by_node(rank);
-    // Powers of two, so that each partial shows in the sum.
-    const auto partials =
-        make_rows(kRows * kRanks, [&](std::int32_t row) { return std::ldexp(row + 1, 8 * rank); });
-    const auto sums = make_rows(kRows, [](std::int32_t) { return 0.5; });
-    exchanger
-        .start(table,
-               {.kind = ExchangeKind::Sum, .from = {&partials.view, 1}, .to = {&sums.view, 1}},
-               nullptr)
-        ->await(nullptr);
-    for (std::int32_t row = 0; row < kRows; ++row) {
-      double expected = 0.5;
-      for (std::int32_t peer = 0; peer < kRanks; ++peer) {
-        if (peer != rank) expected += std::ldexp(kRows * rank + row + 1, 8 * peer);
-      }
-      EXPECT_EQ(element(sums, row), expected);
-    }
-    EXPECT_EQ(
-        group.counters().bytes_to_peer[static_cast<std::size_t>(mate_of(counterpart_of(rank)))], 0);
-  });
-}
-
-TEST_P(HopExchanger, AMergeWeighsRowsInsideTheNodesToo) {
-  run([](Communicator& group, comm::RowExchanger& exchanger) {
-    const std::int32_t rank = group.rank();
-    const comm::RowTable table = by_node(rank);
-    constexpr double kNone = -std::numeric_limits<double>::infinity();
-    // Row 2 of each rank is seen by its owner alone, row 1 by nobody.
-    const auto lse_of = [&](std::int32_t row) { return row % kRows > 0 ? kNone : 0.25 * rank; };
-    const auto out = make_rows(kRows * kRanks, [&](std::int32_t) { return 1.0 + rank; });
-    auto lse = testing::make_tensor(DType::Float64, {kRows * kRanks, 1});
-    testing::fill(lse.view,
-                  [&](const auto& index) { return lse_of(static_cast<std::int32_t>(index[0])); });
-    const auto merged =
-        make_rows(kRows, [&](std::int32_t row) { return row == 1 ? 0.0 : 1.0 + rank; });
-    auto merged_lse = testing::make_tensor(DType::Float64, {kRows, 1});
-    testing::fill(merged_lse.view,
-                  [&](const auto& index) { return index[0] == 1 ? kNone : 0.25 * rank; });
-    const TensorView from[] = {out.view, lse.view};
-    const TensorView to[] = {merged.view, merged_lse.view};
-    exchanger.start(table, {.kind = ExchangeKind::LseMerge, .from = from, .to = to}, nullptr)
-        ->await(nullptr);
-    double weight = 0.0, value = 0.0;
-    for (std::int32_t peer = 0; peer < kRanks; ++peer) {
-      weight += std::exp(0.25 * peer);
-      value += std::exp(0.25 * peer) * (1.0 + peer);
-    }
-    EXPECT_NEAR(element(merged, 0), value / weight, 1e-14);
-    EXPECT_NEAR(testing::read_element(merged_lse.view, {0, 0}), std::log(weight), 1e-14);
-    EXPECT_EQ(element(merged, 1), 0.0);
-    EXPECT_EQ(testing::read_element(merged_lse.view, {1, 0}), kNone);
-    EXPECT_EQ(element(merged, 2), 1.0 + rank);
-    EXPECT_EQ(testing::read_element(merged_lse.view, {2, 0}), 0.25 * rank);
-  });
 }
 
 /// Ranks await in orders of their own; straight moves lie between those by node, which cross once
