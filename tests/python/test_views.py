@@ -331,8 +331,9 @@ def over_ranks(group, dtype: torch.dtype = torch.float64, is_exact: bool = True)
             raise AssertionError(f"{name}: {error}") from error
 
 
-ATTENTION = attention("cpu", torch.float64, "cpu")
-BUILDERS = builders() | block_tables()
+with torch.device("cpu"):  # ranks on GPUs, whose default is another, import this file too
+    ATTENTION = attention("cpu", torch.float64, "cpu")
+    BUILDERS = builders() | block_tables()
 
 
 @pytest.mark.parametrize("name", [*ATTENTION, *BUILDERS])
