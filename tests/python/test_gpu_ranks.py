@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipeline over nccl, a GPU for each rank: the cases of test_pipeline.py in 16 bits."""
+"""The pipeline over nccl, a GPU for each rank: the cases of test_pipeline.py in 16 bits, rows before
+the padding alone, and float32 and float64 by KERNEL_BACKEND=sdpa.
+"""
 
 from dataclasses import replace
 
@@ -9,6 +11,8 @@ import torch
 import dense
 import nccl_cases
 import pipeline_cases as cases
+import test_padding
+import test_torch_attention
 from on_gpu import NEEDS_GPU
 from pipeline_cases import Case
 
@@ -90,3 +94,29 @@ def test_data_and_context_parallel(gpu_ranks, replicas):
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_plan_of_one_call(gpu_ranks, size, is_compiled):
     gpu_ranks.run(size, cases.plan_of_one_call, is_compiled)
+
+
+@SIZES
+@pytest.mark.parametrize("rows", [383, 1023])
+@pytest.mark.parametrize("sinks", [0, 2])
+def test_rows_before_the_padding(gpu_ranks, size, rows, sinks):
+    case = Case(rows=rows, heads=(4, 2), head_dim=64, dtype="bfloat16", sinks=sinks)
+    gpu_ranks.run(size, test_padding.without_padding, case)
+
+
+@SIZES
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("mask", ["varlen_causal", "block_causal_q_overlap"])
+def test_types_by_torch(gpu_ranks, size, mask, dtype):
+    case = Case(mask=mask, rows=301, dtype=dtype)
+    gpu_ranks.run(size, test_torch_attention.by_torch, case, 20000)
+
+
+@SIZES
+def test_options_by_torch(gpu_ranks, size):
+    case = Case(rows=97, sinks=2, softcap=3.0, scale=0.3, with_lse_gradient=True, degree=0)
+    gpu_ranks.run(size, test_torch_attention.by_torch, case, 1 << 24)
+
+
+def test_precision_by_torch(gpu_ranks):
+    gpu_ranks.run(1, test_torch_attention.test_precision)
