@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipeline over nccl, a GPU for each rank: the cases of test_pipeline.py in 16 bits, rows before
-the padding alone, and float32 and float64 by KERNEL_BACKEND=sdpa.
+"""The pipeline over nccl, a GPU for each rank: the cases of test_pipeline.py in 16 bits, rows
+before the padding alone, and float32 and float64 by KERNEL_BACKEND=sdpa.
 """
 
 from dataclasses import replace
