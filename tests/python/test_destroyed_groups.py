@@ -16,11 +16,19 @@ from magi_attention import api
 from magi_attention.comm.primitive.grpcoll import group_cast
 from magi_attention.errors import CommError
 from magi_attention.integrations import packed
-from ranks import over, own_group, refuses
+from ranks import Ranks, over, own_group, refuses
 from test_errors import key_with
 
 GROUPS = 60  # of 5 descriptors and 4 threads each and more, where nothing lets go of them
 DESCRIPTORS = 256
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Of their own, which have no descriptors of cases before."""
+    started = Ranks(2)
+    yield started
+    started.stop()
 
 
 def descriptors() -> int:
