@@ -20,6 +20,7 @@ from magi_attention._native.library import (
     address_of,
     check,
     ends,
+    told,
     use_memory_of,
     use_views_of,
 )
@@ -279,12 +280,12 @@ class Call:
 
     def _find_workspace_bytes(self) -> int:
         """Returns the workspace of a backward call on a GPU; 0: the library takes its own."""
-        size = ctypes.c_size_t()
-        if self._runner.workspace_bytes:
-            given = self._runner.workspace_bytes, self._runner.handle, ctypes.addressof(size)
-            check(self._backward.ranges_backward_bytes(*given))
-        self._num_bytes = size.value
-        return self._num_bytes
+        num_bytes, function = 0, self._runner.workspace_bytes
+        if function:
+            ask = self._backward.ranges_backward_bytes
+            num_bytes = told(ctypes.c_size_t, ask, function, self._runner.handle)
+        self._num_bytes = num_bytes
+        return num_bytes
 
 
 use_memory_of(memory_of, LOWEST_USUAL_ADDRESS)

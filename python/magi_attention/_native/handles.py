@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from magi_attention._native import structs
-from magi_attention._native.library import Handle, bytes_of, check, lib, made, take_bytes
+from magi_attention._native.library import Handle, bytes_of, check, lib, made, take_bytes, told
 
 if TYPE_CHECKING:
     import torch
@@ -179,10 +179,7 @@ class MaskHandle(Handle):
 
     def rows(self) -> tuple[int, int]:
         """Numbers of query and key rows."""
-        rows_q, rows_k = ctypes.c_int32(), ctypes.c_int32()
-        addresses = ctypes.addressof(rows_q), ctypes.addressof(rows_k)
-        check(lib.magi_mask_rows(self.address, *addresses))
-        return rows_q.value, rows_k.value
+        return self._two(lib.magi_mask_rows)
 
     def typed_slices(self) -> list[tuple[int, ...]]:
         """(q begin, q end, k begin, k end, number of the type) of every slice."""
@@ -206,16 +203,16 @@ class MaskHandle(Handle):
 
     def reach(self) -> tuple[int, int]:
         """Rows that the farthest keys lie before and after a query that sees them."""
-        before, after = ctypes.c_int32(), ctypes.c_int32()
-        addresses = ctypes.addressof(before), ctypes.addressof(after)
-        check(lib.magi_mask_reach(self.address, *addresses))
-        return before.value, after.value
+        return self._two(lib.magi_mask_reach)
+
+    def _two(self, function) -> tuple[int, int]:
+        first = ctypes.c_int32()
+        second = told(ctypes.c_int32, function, self.address, ctypes.addressof(first))
+        return first.value, second
 
     def area(self) -> int:
         """Visible pairs; a pair in n slices counts n times."""
-        area = ctypes.c_int64()
-        check(lib.magi_mask_area(self.address, ctypes.addressof(area)))
-        return area.value
+        return told(ctypes.c_int64, lib.magi_mask_area, self.address)
 
     def to_json(self) -> str:
         return take_bytes(lambda out: lib.magi_mask_to_json(self.address, out)).decode()
@@ -242,18 +239,12 @@ class PlacementHandle(Handle):
         return self._info
 
     def rows_of(self, rank: int) -> int:
-        rows = ctypes.c_int32()
-        check(lib.magi_placement_rows_of(self.address, rank, ctypes.addressof(rows)))
-        return rows.value
+        return told(ctypes.c_int32, lib.magi_placement_rows_of, self.address, rank)
 
     def position_ids(self, rank: int, num_valid_rows: int) -> array:
         """int64 [local rows]: row of the sequence, padding clamped to the last valid row."""
-        return array(
-            "q",
-            take_bytes(
-                lambda out: lib.magi_placement_position_ids(self.address, rank, num_valid_rows, out)
-            ),
-        )
+        fill = lib.magi_placement_position_ids
+        return array("q", take_bytes(lambda out: fill(self.address, rank, num_valid_rows, out)))
 
 
 class PlanHandle(Handle):
@@ -293,9 +284,8 @@ class PlanHandle(Handle):
         return take_bytes(lambda out: lib.magi_plan_draw(self.address, picture, name, out)).decode()
 
     def equals(self, other: PlanHandle) -> bool:
-        is_equal = ctypes.c_int32()
-        check(lib.magi_plan_equal(self.address, other.address, ctypes.addressof(is_equal)))
-        return bool(is_equal.value)
+        addresses = self.address, other.address
+        return bool(told(ctypes.c_int32, lib.magi_plan_equal, *addresses))
 
     def placement(self) -> PlacementHandle:
         return PlacementHandle(made(lib.magi_plan_placement_q, self.address))
@@ -325,11 +315,3 @@ def default_plan_config() -> structs.PlanConfig:
 def read_cost(config: structs.PlanConfig, text: bytes) -> None:
     """Sets the constants of the cost model to those of a cost file's text."""
     check(lib.magi_plan_config_read_cost(config.address, text, len(text)))
-
-
-def resolve_chunk_size(rows: int, num_ranks: int, config: structs.PlacementConfig) -> int:
-    """Rows per chunk: enough chunks for every rank, at most what the configuration allows."""
-    chunk = ctypes.c_int32()
-    arguments = (rows, num_ranks, config.address, ctypes.addressof(chunk))
-    check(lib.magi_resolve_chunk_size(*arguments))
-    return chunk.value

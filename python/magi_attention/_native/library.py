@@ -38,7 +38,6 @@ _PROTOTYPES = {
     "magi_placement_get_info": "pp",
     "magi_placement_rows_of": "pip",
     "magi_placement_position_ids": "piip",
-    "magi_resolve_chunk_size": "iipp",
     "magi_plan_create": "ppp",
     "magi_plan_create_on": "ppppp",
     "magi_plan_from_json": "szp",
@@ -241,6 +240,13 @@ def version() -> str:
 def gpu_architectures() -> str:
     """GPU architectures that the library holds kernels for, separated by spaces."""
     return lib.magi_gpu_architectures().decode()
+
+
+def told(kind, function, *arguments) -> int:
+    """The number of a type of ctypes that function(*arguments, its address) writes."""
+    number = kind()
+    check(function(*arguments, ctypes.addressof(number)))
+    return number.value
 
 
 def take_bytes(fill) -> bytes:

@@ -13,7 +13,7 @@ import torch
 
 from magi_attention._native import structs
 from magi_attention._native.attention import Call, Options, Runner, TensorStruct, current_stream
-from magi_attention._native.library import address_of, check, lib
+from magi_attention._native.library import address_of, check, lib, told
 from magi_attention._native.tensors import dense_memory_of, memory_of
 
 # struct_size, q_ranges, k_ranges, types, record_capacity, packed_heads
@@ -66,9 +66,8 @@ class MaskedCall(Call):
         """Memory for a call; ask(function, mask, size) tells how much."""
         num_bytes = self._num_bytes_of.get((function, kind))
         if num_bytes is None:
-            size = ctypes.c_size_t()
-            check(ask(function, mask.address, ctypes.addressof(size)))
-            num_bytes = self._num_bytes_of[function, kind] = size.value
+            num_bytes = told(ctypes.c_size_t, ask, function, mask.address)
+            self._num_bytes_of[function, kind] = num_bytes
         return Workspace(q.new_empty(num_bytes, dtype=torch.uint8))
 
     def _run_forward(self, q, k, v, sink, mask, kind: Any) -> tuple[tuple, Workspace]:
@@ -214,10 +213,9 @@ class BlockCall(MaskedCall):
 
     def is_taken(self) -> bool:
         """Whether the library's kernels for blocks take such calls."""
-        taken = ctypes.c_int32()
         mask = BlockMask(self.shape, None)  # lives as long as its address is in use
-        check(self._prepared.ranges_bytes(_TAKES_BLOCKS, mask.address, ctypes.addressof(taken)))
-        return taken.value != 0
+        ask = self._prepared.ranges_bytes
+        return told(ctypes.c_int32, ask, _TAKES_BLOCKS, mask.address) != 0
 
     def _other(self, q, k, v, sink) -> BlockCall:
         return BlockCall(q, k, v, sink, self.shape, self._options)

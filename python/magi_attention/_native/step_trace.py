@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from magi_attention._native.allocator import AttentionHandle
 from magi_attention._native.handles import PlanHandle, rows_of_ints
-from magi_attention._native.library import check, lib, take_bytes
+from magi_attention._native.library import check, lib, take_bytes, told
 
 PASS, STEP, AWAIT = 0, 1, 2
 
@@ -52,9 +52,9 @@ def stop_traces() -> list[tuple[PlanHandle, int, list[Span]]]:
 
 
 def _rank_of(handle: AttentionHandle) -> int:
-    rank, num_ranks = ctypes.c_int32(), ctypes.c_int32()
-    counts = ctypes.addressof(rank), ctypes.addressof(num_ranks)
-    check(lib.magi_communicator_rank(handle.communicator.address, *counts))
+    rank = ctypes.c_int32()
+    given = handle.communicator.address, ctypes.addressof(rank)
+    told(ctypes.c_int32, lib.magi_communicator_rank, *given)  # the number of ranks
     return rank.value
 
 

@@ -69,17 +69,6 @@ def of_autocast(qkv: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in qkv)
 
 
-def attend(
-    plan: AnyPlan,
-    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    sink: torch.Tensor | None = None,
-    softmax_scale: float | None = None,
-    softcap: float = 0.0,
-) -> torch.Tensor:
-    """out of calc."""
-    return calc(plan, qkv, sink, softmax_scale, softcap)[0]
-
-
 def reach_of(plan: AnyPlan) -> tuple[int, int]:
     """Returns how many rows before and after a query the farthest keys lie that the plan shows; of
     a key that was not named its plan's.

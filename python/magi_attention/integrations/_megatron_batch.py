@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -57,23 +57,23 @@ class Documents:
 
     def position_ids(self) -> torch.Tensor:
         """int64 [total]: places within documents, 0 in padding."""
-        ids = torch.zeros(self.total, dtype=torch.int64, device=_HOST)
-        for start, length in zip(self.starts, self.lengths):
-            ids[start : start + length] = torch.arange(length, device=_HOST)
-        return ids
+        return self._filled(torch.int64, lambda length: torch.arange(length, device=_HOST))
 
     def is_inside(self) -> torch.Tensor:
         """bool [total]: rows of documents."""
-        found = torch.zeros(self.total, dtype=torch.bool, device=_HOST)
-        for start, length in zip(self.starts, self.lengths):
-            found[start : start + length] = True
-        return found
+        return self._filled(torch.bool, lambda length: True)
 
     def has_next(self) -> torch.Tensor:
         """bool [total]: rows that another row of their document follows."""
-        found = torch.zeros(self.total, dtype=torch.bool, device=_HOST)
+        return self._filled(
+            torch.bool, lambda length: torch.arange(1, length + 1, device=_HOST) < length
+        )
+
+    def _filled(self, dtype: torch.dtype, values_of: Callable[[int], Any]) -> torch.Tensor:
+        """[total]: the values of each document of so many rows, 0 in padding."""
+        found = torch.zeros(self.total, dtype=dtype, device=_HOST)
         for start, length in zip(self.starts, self.lengths):
-            found[start : start + max(0, length - 1)] = True
+            found[start : start + length] = values_of(length)
         return found
 
 

@@ -33,8 +33,8 @@ from magi_attention.integrations._bound import (
     PLANS_IN_WORDS,
     AnyPlan,
     active,
-    attend,
     bound_of,
+    calc,
     check_window_of,
 )
 from magi_attention.integrations._documents import DESCRIBING, documents_in, refuse_hidden_rows
@@ -313,7 +313,7 @@ def make_magi_attn_func(softmax_scale: float | None = None) -> Callable[..., tor
         shape = q.shape
         plan = _plan_of_call(q, k, options, window)
         flat = tuple(tensor.flatten(0, 1) if tensor.dim() == 4 else tensor for tensor in (q, k, v))
-        out = attend(plan, flat, None, softmax_scale)
+        out, _ = calc(plan, flat, None, softmax_scale)
         return out.view(*shape[:-1], out.shape[-1])
 
     return magi_attn_func

@@ -37,8 +37,8 @@ from magi_attention.integrations._bound import (
     PLANS_IN_WORDS,
     AnyPlan,
     active,
-    attend,
     bound_of,
+    calc,
     reach_of,
 )
 from magi_attention.integrations._documents import DESCRIBING, FROM_THE_END, IMPLIED, LEARNED
@@ -252,7 +252,7 @@ def _attend(plan: AnyPlan, qkv: tuple, sink, scaling: float | None, softcap: flo
             f"the batch is {batch} sequences of {rows} rows; allowed: 1 with {PLAN_KEYWORD}, "
             "sequences packed one after the other"
         )
-    out = attend(plan, (q, k, v), sink, scaling, softcap)
+    out, _ = calc(plan, (q, k, v), sink, scaling, softcap)
     return out.view(batch, rows, heads, -1)[..., :dim_v]
 
 
