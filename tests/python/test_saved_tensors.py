@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 
 from magi_attention._native import attention
 from magi_attention.api import flex_flash_attn_func
-from ranks import over
+from magi_attention.errors import CommError
+from ranks import over, own_group, refuses
 from test_derivatives import Watching
 from test_sparse_ranks import HEADS, bound_under, lists_inside, tensors, window_of
 from test_views import permuted, sliced, strided, turned
@@ -41,6 +45,12 @@ _NAMED = (
     "Function ListedAttentionBackward", "Function _FlexAttentionBackward", "Could not run",
 )  # fmt: skip
 LAYOUTS = (permuted, turned, sliced, strided)
+SOON = 10.0  # seconds, of the 20 after which the group's own collectives fail
+
+
+def watched(function, *given, **options):
+    with Watching():
+        return function(*given, **options)
 
 
 def check(
@@ -112,11 +122,6 @@ def leaves(dtype=torch.float32):
     return [t.to(dtype).requires_grad_() for t in made]
 
 
-def watched(*given, **options):
-    with Watching():
-        return flex_flash_attn_func(*given, **options)
-
-
 @pytest.mark.parametrize("has_views", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_of_ranges(monkeypatch, dtype, has_views):
@@ -132,7 +137,7 @@ def test_of_ranges(monkeypatch, dtype, has_views):
     check(call, [*given, torch.zeros(1, 4, dtype=wide, requires_grad=True)], upstream, 6)
 
 
-@pytest.mark.parametrize("function", [flex_flash_attn_func, watched])
+@pytest.mark.parametrize("function", [flex_flash_attn_func, partial(watched, flex_flash_attn_func)])
 @pytest.mark.parametrize("mask", [(RANGES, RANGES), LISTS], ids=["ranges", "lists"])
 def test_of_operators(mask, function):
     def call(*qkv):
@@ -150,3 +155,44 @@ def test_data_that_is_replaced():
     given[1].data = given[1].data[:3].clone()
     with pytest.raises(ValueError, match=r"^k has shape \[3, 2, 8\], .* in backward; allowed: sha"):
         out.sum().backward()
+
+
+# Calls of one rank whose backward moves rows.
+MOVING = {
+    "eager": lambda bound, local, lists: bound.calc_attn(*local)[0],
+    "with a sink": lambda bound, local, lists: bound.calc_attn(
+        *local, torch.zeros(1, HEADS[0], dtype=torch.float64)
+    )[0],
+    "watched": lambda bound, local, lists: watched(bound.calc_attn, *local)[0],
+    "lists": lambda bound, local, lists: bound.calc_sparse_attn(*local, lists)[0],
+    "roll": lambda bound, local, lists: bound.roll(local[0], 1),
+    "dispatch": lambda bound, local, lists: bound.dispatch(torch.zeros(60, 1).requires_grad_()),
+    "undispatch": lambda bound, local, lists: bound.undispatch(local[0], is_partial_grad=True),
+}
+
+
+@over(2)
+@pytest.mark.parametrize("what", MOVING)
+def test_differing_ranks(group, what, rows: int = 60):
+    """One rank alone is given back something else, or asks for second derivatives; the others are
+    told, and do not wait for the group's timeout.
+    """
+    bound = bound_under(window_of(rows, 20), own_group(dist.get_process_group_ranks(group)))
+    local = [bound.dispatch(leaf.detach()).requires_grad_() for leaf in tensors(rows)]
+    lists = bound.dispatch(lists_inside(rows, 8, 3, 1))
+    is_odd, has_saved = dist.get_rank(group) == 1, what not in ("roll", "dispatch", "undispatch")
+    MOVING[what](bound, local, lists).sum().backward()
+
+    def unpack(tensor):  # nothing that torch's own functions save
+        return tensor[: len(tensor) // 2] if is_odd and tensor.is_floating_point() else tensor
+
+    with saved_tensors_hooks(lambda t: t, unpack):
+        out = MOVING[what](bound, local, lists)
+    begin = time.monotonic()
+    if is_odd:
+        with pytest.raises((ValueError, RuntimeError)):
+            out.sum().backward(create_graph=not has_saved)
+    else:
+        refuses(lambda: out.sum().backward(), CommError, "rank 1 refused its arguments: ")
+    assert time.monotonic() - begin < SOON
+    dist.barrier(group)

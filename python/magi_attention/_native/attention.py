@@ -118,7 +118,8 @@ class Runner(NamedTuple):
     """Addresses of functions of the library and of their first argument, which `owner` keeps alive.
     workspace_bytes: tells that of the backward on a GPU, or 0 where the library takes its own.
     backend: the name of one, as a C string, for attention on one device. backward_handle: the first
-    argument of backward, where it is another.
+    argument of backward, where it is another. backwards: tells other ranks of backward passes, by
+    begin() and refuse(error).
     """
 
     forward: int
@@ -128,6 +129,7 @@ class Runner(NamedTuple):
     workspace_bytes: int = 0
     backend: ctypes.Array | None = None
     backward_handle: int = 0
+    backwards: Any = None
 
 
 class Options(NamedTuple):
@@ -224,15 +226,26 @@ class Call:
             check(status)
         return results
 
+    def refuse(self, error: Exception) -> None:
+        """Tells other ranks, which may wait in this call's backward, that this one raises error."""
+        if self._runner.backwards is not None:
+            self._runner.backwards.refuse(error)
+
     def backward(self, dout, dlse, q, k, v, out, lse, sink):
         """dq, dk, dv and dsink (None without a sink); dout and dlse are contiguous, dlse may be
         None. Errors as forward, and ValueError for others than forward had: hooks of saved tensors
         may give back anything.
         """
         if not (_HAS_VIEWS and self._fits(q, k, v, sink, out, lse)):
-            other, saved = self._restored(q, k, v, sink, out, lse)
+            try:
+                other, saved = self._restored(q, k, v, sink, out, lse)
+            except Exception as error:
+                self.refuse(error)
+                raise
             if other is not self:
                 return other.backward(dout, dlse, *saved)
+        if self._runner.backwards is not None:
+            self._runner.backwards.begin()
         gradients = dq, dk, dv, dsink = self._gradients(q, k, v, sink)
         device, num_bytes = self._device, self._num_bytes
         stream, workspace = 0, None  # None: the module of calls takes it from torch

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_process_group_store
 
-from magi_attention._group_holders import caches_groups, is_destroyed
+from magi_attention._group_holders import caches_groups, holds_groups, is_destroyed
 from magi_attention.comm.later_calls import MAX_TEXT, LaterCalls
 from magi_attention.comm.lives import Lives
 from magi_attention.comm.store import PatientStore
@@ -292,6 +292,24 @@ def begin(group: dist.ProcessGroup | None, given: dict[str, str]) -> None:
     found = _of_groups.get(group)
     if found is not None:
         found.begin(given)
+
+
+class Backwards:
+    """Tells the ranks of a group of the backward passes of a plan."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        holds_groups(self, "_group")
+
+    def begin(self) -> None:
+        """Notes one that begins now. Ranks begin the same ones in turn, as attentions."""
+        begin(self._group, {"function": "gradient of attention"})
+
+    def refuse(self, error: Exception) -> None:
+        """Tells the others, which may wait in the next one, that this rank raises error there."""
+        found = _of_groups.get(self._group)
+        if found is not None:
+            found.later.refuse(error)
 
 
 def _timeout_of(group: dist.ProcessGroup) -> datetime.timedelta:

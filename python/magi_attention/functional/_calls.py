@@ -54,6 +54,10 @@ class NamedCall:
         self._call, self._name = call, name
         self.with_max_logits = call.with_max_logits
 
+    def refuse(self, error: Exception) -> None:
+        """Does what Call.refuse does."""
+        self._call.refuse(error)
+
     def forward(self, *tensors):
         """Does what Call.forward does."""
         with named_range(f"{self._name}.forward"):
@@ -114,9 +118,13 @@ class EagerAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        q, k, v, out, lse = ctx.saved_tensors  # once: a checkpoint unpacks them once
-        if dlse is not None or not _is_usual(dout):
-            dout, dlse = _row_major(out, dout, dlse)
+        try:
+            q, k, v, out, lse = ctx.saved_tensors  # once: a checkpoint unpacks them once
+            if dlse is not None or not _is_usual(dout):
+                dout, dlse = _row_major(out, dout, dlse)
+        except Exception as error:
+            _tell(ctx.call, error)
+            raise
         return ctx.call.backward(dout, dlse, q, k, v, out, lse, None)  # the last one is no gradient
 
 
@@ -135,13 +143,23 @@ class EagerSinkAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax_logits):
-        saved = ctx.saved_tensors  # once: a checkpoint unpacks them once
-        if dlse is not None or not _is_usual(dout):
-            dout, dlse = _row_major(saved[3], dout, dlse)
+        try:
+            saved = ctx.saved_tensors  # once: a checkpoint unpacks them once
+            if dlse is not None or not _is_usual(dout):
+                dout, dlse = _row_major(saved[3], dout, dlse)
+        except Exception as error:
+            _tell(ctx.call, error)
+            raise
         dq, dk, dv, dsink = ctx.call.backward(dout, dlse, *saved)
         if dsink is not None and ctx.sink_reducer is not None:
             ctx.sink_reducer.reduce_dsink(dsink)
         return dq, dk, dv, dsink, None, None
+
+
+def _tell(call, error: Exception) -> None:
+    """Tells other ranks of an error of the backward; calls under masks of devices have none."""
+    if isinstance(call, (Call, NamedCall)):
+        call.refuse(error)
 
 
 def _is_usual(dout: torch.Tensor | None) -> bool:

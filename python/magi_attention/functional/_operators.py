@@ -249,7 +249,7 @@ class ListedAttention(torch.autograd.Function):
     """out, lse, max_logits and the error word; gradients come through out and lse."""
 
     @staticmethod
-    def forward(ctx, q, k, v, indices, sink, symbol, cap_symbol, block, options):
+    def forward(ctx, q, k, v, indices, sink, symbol, cap_symbol, block, options, refuse):
         symbols = symbol, cap_symbol
         *options, deterministic = options
         out, lse, max_logits, word = listed_forward_op(
@@ -258,14 +258,20 @@ class ListedAttention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, out, lse, indices, sink, *symbols)
         scale, softcap, layout, _, sm_margin = options
         ctx.params = (block, scale, softcap, layout, sm_margin, deterministic)
+        ctx.refuse = refuse
         ctx.mark_non_differentiable(max_logits, word)
         return out, lse, max_logits, word
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax_logits, _dword):
-        refuse_second_derivative("attention")
-        *tensors, sink, symbol, cap_symbol = ctx.saved_tensors
-        dq, dk, dv, dsink = listed_backward_op(
-            dout, dlse, *tensors, sink, *ctx.params, symbol, cap_symbol
-        )
-        return dq, dk, dv, None, None if sink is None else dsink, None, None, None, None
+        try:
+            refuse_second_derivative("attention")
+            *tensors, sink, symbol, cap_symbol = ctx.saved_tensors
+            dq, dk, dv, dsink = listed_backward_op(
+                dout, dlse, *tensors, sink, *ctx.params, symbol, cap_symbol
+            )
+        except Exception as error:
+            if ctx.refuse is not None:
+                ctx.refuse(error)
+            raise
+        return dq, dk, dv, None, None if sink is None else dsink, *[None] * 5

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from magi_attention._group_holders import holds_groups
 from magi_attention._native.attention import Call, Options, Runner
 from magi_attention._native.tensors import as_plain
-from magi_attention.comm.first_call import FirstCalls, begin, first_calls_of
+from magi_attention.comm.first_call import Backwards, FirstCalls, begin, first_calls_of
 from magi_attention.common._arguments import as_bool
 from magi_attention.common._lru import LruCache
 from magi_attention.common.enum import MagiAttentionPrecision
@@ -88,7 +88,8 @@ class RankAttention:
     def calls(self) -> CallCache:
         """The prepared calls."""
         if self._calls is None:
-            self._calls = calls_of(self._make_runner(), self._range_name)
+            runner = self._make_runner()._replace(backwards=Backwards(self._cp_group))
+            self._calls = calls_of(runner, self._range_name)
             rank, rows, *_ = self.local_shape
             _log.debug("calc_attn: rank %d of %d rows is ready", rank, rows)
         return self._calls

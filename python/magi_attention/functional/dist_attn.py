@@ -96,8 +96,12 @@ def _backward(
 ):  # fmt: skip
     attention = find_attention(plan)
     scale, softcap = number_of(scale, scale_symbol), number_of(softcap, softcap_symbol)
-    q, k, v, sink = _checked(attention, q, k, v, sink, scale, softcap, sink_layout)
-    dout, dlse, out, lse = check_results(q, v, dout=dout, dlse=dlse, out=out, lse=lse)
+    try:
+        q, k, v, sink = _checked(attention, q, k, v, sink, scale, softcap, sink_layout)
+        dout, dlse, out, lse = check_results(q, v, dout=dout, dlse=dlse, out=out, lse=lse)
+    except Exception as error:
+        attention.refuse(error)
+        raise
     options = Options(scale, softcap, sink_layout, is_fast_backward=attention.is_fast_backward)
     call = attention.calls.find(q, k, v, sink, options)
     gradients = backward(call, dout, dlse, q, k, v, out, lse, sink)
@@ -145,8 +149,12 @@ class DistAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax_logits):
-        refuse_second_derivative("attention")
-        *tensors, sink, scale_symbol, softcap_symbol = ctx.saved_tensors
+        try:
+            refuse_second_derivative("attention")
+            *tensors, sink, scale_symbol, softcap_symbol = ctx.saved_tensors
+        except Exception as error:
+            ctx.attention.refuse(error)
+            raise
         dq, dk, dv, dsink = _backward_op(
             dout, dlse, *tensors, sink, *ctx.params, scale_symbol, softcap_symbol
         )

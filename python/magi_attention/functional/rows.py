@@ -33,8 +33,9 @@ class _DispatchFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_local):
-        refuse_second_derivative("dispatch")
-        grad_local = as_plain("the gradient of local rows", grad_local)
+        with ctx.rows.refusals():
+            refuse_second_derivative("dispatch")
+            grad_local = as_plain("the gradient of local rows", grad_local)
         return along(ctx.seq_dim, grad_local, ctx.rows.gather), None, None, None, None
 
 
@@ -64,8 +65,9 @@ class _UndispatchPartialGradFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_global):
-        refuse_second_derivative("undispatch with is_partial_grad")
-        grad_global = as_plain("the gradient of global rows", grad_global)
+        with ctx.rows.refusals():
+            refuse_second_derivative("undispatch with is_partial_grad")
+            grad_global = as_plain("the gradient of global rows", grad_global)
         return along(ctx.seq_dim, grad_global, ctx.rows.reduce), None, None, None
 
 
@@ -163,8 +165,9 @@ class _RollP2P(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        refuse_second_derivative("roll")
-        grad_output = as_plain("the gradient of rolled rows", grad_output)
+        with ctx.rows.refusals():
+            refuse_second_derivative("roll")
+            grad_output = as_plain("the gradient of rolled rows", grad_output)
         back = along(ctx.seq_dim, grad_output, lambda own: ctx.rows.roll(own, -ctx.shift))
         return back, None, None, None, None
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from magi_attention._group_holders import holds_groups, is_destroyed
 from magi_attention._native.attention import Options
 from magi_attention._native.vtable import CAST, SUM, Communicator
+from magi_attention.comm.first_call import Backwards
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common._lru import LruCache
 from magi_attention.common.forward_meta import AttnForwardMeta
@@ -78,6 +79,7 @@ class NeededKeys:
     ) -> None:
         self._group, self._communicator = group, communicator
         holds_groups(self, "_group")
+        self.backwards = Backwards(group)
         plan = json.loads(plan_json)
         if any(transfer[4] != _KEYS_SPACE for transfer in plan["transfers"]):
             raise NotImplementedError(
@@ -186,7 +188,12 @@ class _Cast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dk, dv):
-        refuse_second_derivative("attention")
+        try:
+            refuse_second_derivative("attention")
+        except RuntimeError as error:
+            ctx.needed.backwards.refuse(error)
+            raise
+        ctx.needed.backwards.begin()
         wide = torch.promote_types(dk.dtype, torch.float32)
         parts = [gradient.to(wide).contiguous() for gradient in (dk, dv)]
         sums = [part.new_zeros(shape) for part, shape in zip(parts, ctx.shapes)]
@@ -225,7 +232,9 @@ def attend_to_chosen_keys(
         # A rank that holds no block as a whole still has keys, which no list names.
         rows = rows if rows.shape[0] else rows.new_zeros(min(1, k.shape[0]))
         k, v = k.index_select(0, rows), v.index_select(0, rows)
-    out, meta = attend_to_lists((q, k, v), local, block, (None, "sh"), (*numbers, False, 0, False))
+    out, meta = attend_to_lists(
+        (q, k, v), local, block, (None, "sh"), (*numbers, False, 0, False), needed.backwards.refuse
+    )
     group = q.shape[1] // k.shape[1]
     is_missing = is_missing.repeat_interleave(group, 1)
     out = out.masked_fill(is_missing.unsqueeze(-1), float("nan"))
