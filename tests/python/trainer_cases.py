@@ -304,19 +304,16 @@ def loop(group, name: str, change: str = "") -> None:
     size = 1 if group is None else dist.get_world_size(group)
     model = use(models.model(name, "eager"))
     alone = models.model(name, "eager")
-    call = model
     if change == "lora":
-        call = model = with_adapters(model)
+        model = with_adapters(model)
         alone = with_adapters(alone)
     elif change == "checkpointed":
         model.gradient_checkpointing_enable()
         model.train()
-    elif change == "compiled":
-        call = torch.compile(model, fullgraph=True, backend="aot_eager")
     arguments = MagiCollator(model, group, is_same_on_ranks=True)(dataset)
     shifted = arguments.pop("shift_labels")
     del arguments["labels"]
-    loss = models.loss_of(call(**arguments).logits, shifted)
+    loss = models.loss_of(model(**arguments).logits, shifted)
     loss.backward()
     found = models.gradients(model)
     total = loss.detach().clone()
