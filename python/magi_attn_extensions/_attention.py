@@ -3,21 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from magi_attention import masks
 from magi_attention.api import flex_flash_attn_func
 from magi_attn_extensions import _installed
 from magi_attn_extensions._installed import Options
-
-
-def refuse(**asked: Any) -> None:
-    """NotImplementedError for the first argument that is neither None nor 0."""
-    for name, value in asked.items():
-        if isinstance(value, torch.Tensor) or value:
-            raise NotImplementedError(f"{name} is not available; leave it out")
 
 
 def attend_packed(q, k, v, bounds: tuple, longest: tuple, options: Options):
@@ -66,13 +57,3 @@ def attend_batch(q, k, v, options: Options):
         return found.unflatten(0, (batch, rows_q))
     out, lse = found
     return out.unflatten(0, (batch, rows_q)), lse.unflatten(1, (batch, rows_q)).transpose(0, 1)
-
-
-def split_heads(qkv: torch.Tensor, num_heads_q: int | None):
-    """q, k, v of [..., 3, heads, dim], or with num_heads_q of [..., heads_q + 2 * heads_kv,
-    dim].
-    """
-    if num_heads_q is None:
-        return qkv.unbind(-3)
-    heads_kv = (qkv.shape[-2] - num_heads_q) // 2
-    return qkv.split((num_heads_q, heads_kv, heads_kv), -2)

@@ -9,8 +9,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from magi_attention.common._arguments import as_bool
-from magi_attn_extensions._attention import attend_batch, attend_packed, refuse, split_heads
+from magi_attn_extensions._attention import attend_batch, attend_packed
 from magi_attn_extensions._installed import Options
 
 _SINK = {"sink": None, "sink_layout": "sh"}
@@ -92,8 +94,20 @@ def _made(
     return function
 
 
+def _split(qkv: torch.Tensor, num_heads_q: int | None):
+    """q, k, v of [..., 3, heads, dim], or with num_heads_q of [..., heads_q + 2 * heads_kv,
+    dim].
+    """
+    if num_heads_q is None:
+        return qkv.unbind(-3)
+    heads_kv = (qkv.shape[-2] - num_heads_q) // 2
+    return qkv.split((num_heads_q, heads_kv, heads_kv), -2)
+
+
 def _attend(release: int, is_varlen: bool, given: dict[str, Any]) -> Any:
-    refuse(**{name: value for name, value in given.items() if name in _REFUSED})
+    for name in filter(_REFUSED.__contains__, given):
+        if isinstance(given[name], torch.Tensor) or given[name]:
+            raise NotImplementedError(f"{name} is not available; leave it out")
     flags = [as_bool(name, given[name]) for name in ("causal", "return_attn_probs")]
     if "deterministic" in given:
         as_bool("deterministic", given["deterministic"])
@@ -103,7 +117,7 @@ def _attend(release: int, is_varlen: bool, given: dict[str, Any]) -> Any:
         **{name: given[name] for name in _PASSED if name in given},
     )  # fmt: skip
     if "qkv" in given:
-        q, k, v = split_heads(given["qkv"], given.get("num_heads_q"))
+        q, k, v = _split(given["qkv"], given.get("num_heads_q"))
     elif "kv" in given:
         q, (k, v) = given["q"], given["kv"].unbind(-3)
     else:

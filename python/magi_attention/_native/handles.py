@@ -310,8 +310,3 @@ def default_plan_config() -> structs.PlanConfig:
     config = structs.PlanConfig()
     lib.magi_plan_config_init(config.address)
     return config
-
-
-def read_cost(config: structs.PlanConfig, text: bytes) -> None:
-    """Sets the constants of the cost model to those of a cost file's text."""
-    check(lib.magi_plan_config_read_cost(config.address, text, len(text)))

@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 
 from magi_attention._native import structs
-from magi_attention._native.handles import default_placement_config, default_plan_config, read_cost
+from magi_attention._native.handles import default_placement_config, default_plan_config
+from magi_attention._native.library import check, lib
 from magi_attention.common._arguments import MAX_ROWS
 from magi_attention.common.enum import DispatchAlgType
 from magi_attention.config.dispatch import DispatchConfig
@@ -61,7 +62,8 @@ def _content(path: str) -> bytes:
 
 def _read_cost_file(native: structs.PlanConfig, path: str) -> None:
     try:
-        read_cost(native, _content(path))
+        text = _content(path)
+        check(lib.magi_plan_config_read_cost(native.address, text, len(text)))
     except OSError as error:
         raise ValueError(
             f"{COST_VARIABLE} is {path!r}, which cannot be read ({error.strerror}); "

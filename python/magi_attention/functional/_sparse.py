@@ -217,7 +217,7 @@ def attend_to_block_lists(
 
     num_entries = indices.shape[0] * indices.shape[2]  # of a head
     if num_entries > 0 and indices.shape[2] <= _MOST_TIMES:
-        shape = shape_of(blocks, k.shape[1])._replace(max_blocks=num_entries)
+        shape = BlockShape(k.shape[1], *blocks[2:], max_blocks=num_entries)
 
         def visible_of() -> torch.Tensor:
             return counts_of_lists(indices.contiguous(), blocks.num_k)
@@ -227,11 +227,6 @@ def attend_to_block_lists(
             return found[0], SparseForwardMeta(found[1], None, word)
     ranges = folded_ranges(runs_of_lists(indices.contiguous(), blocks.num_k), blocks, word)
     return attend_folded(attend, qkv, ranges, k.shape[1], (sink, sink_layout))
-
-
-def shape_of(blocks: Blocks, heads: int) -> BlockShape:
-    """Describes masks of these blocks for so many kv heads."""
-    return BlockShape(heads, blocks.q_size, blocks.k_size, blocks.is_causal)
 
 
 def attend_to_visible(

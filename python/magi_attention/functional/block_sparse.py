@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from magi_attention._native.masked import BlockShape
 from magi_attention._native.tensors import as_plain, is_intercepted
 from magi_attention.common._arguments import as_bool, check_int
 from magi_attention.common._block_ranges import Blocks, folded_ranges, runs_of_mask
@@ -17,7 +18,6 @@ from magi_attention.functional._sparse import (
     attend_folded,
     attend_to_block_lists,
     attend_to_visible,
-    shape_of,
 )
 from magi_attention.functional.flex_flash_attn import flex_flash_attn_func
 from magi_attention.functional.kernel_backend import backend_of_environment
@@ -103,7 +103,7 @@ def _attend_by_blocks(
     """Computes it by the kernels for blocks; None where they do not take the call."""
     if max_runs is not None:
         check_int("max_runs", max_runs, 1, _MAX_RUNS)
-    shape = shape_of(blocks, mask.shape[0])._replace(max_runs=max_runs or 0)
+    shape = BlockShape(mask.shape[0], *blocks[2:], max_runs=max_runs or 0)
 
     def visible_of() -> torch.Tensor:
         # The caller may write the next layer's mask into the same memory before the backward.

@@ -109,7 +109,12 @@ class PrefixTree:
         """int64 [total_seqlen, branches]: the tokens that each row predicts, of input_ids
         [total_seqlen] or [1, total_seqlen]; -100 where there is none.
         """
-        flat = self._flat("input_ids", input_ids)
+        if input_ids.numel() != self.total_seqlen:
+            raise ValueError(
+                f"input_ids has shape {list(input_ids.shape)}; allowed: [{self.total_seqlen}], the "
+                "rows of all nodes"
+            )
+        flat = input_ids.reshape(-1)
         labels = flat.new_full((self.total_seqlen, self.branches), IGNORED_LABEL, dtype=torch.int64)
         rows, branches, tokens = self._predicted(flat.device)
         labels[rows, branches] = flat[tokens].to(torch.int64)
@@ -173,14 +178,6 @@ class PrefixTree:
         tokens = (self._predictor >= 0).nonzero().view(-1)
         found = self._predictor[tokens], self._branch[tokens], tokens
         return tuple(tensor.to(device) for tensor in found)
-
-    def _flat(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.numel() != self.total_seqlen:
-            raise ValueError(
-                f"{name} has shape {list(tensor.shape)}; allowed: [{self.total_seqlen}], the rows "
-                "of all nodes"
-            )
-        return tensor.reshape(-1)
 
 
 def branch_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
