@@ -6,6 +6,7 @@ one GPU for each rank.
 import contextlib
 import dataclasses
 import os
+from unittest import mock
 
 import pytest
 import torch
@@ -25,16 +26,12 @@ def started_ranks(size: int, backend: str, transport: str):
     """Ranks whose processes are told the transport by the environment."""
     if torch.cuda.device_count() < size or not has_gpu_kernels():
         pytest.skip(f"not run: it needs {size} GPUs and a build with kernels for them")
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = transport
     started = Ranks(size, backend)
     try:
-        yield started
+        with mock.patch.dict(os.environ, {VARIABLE: transport}):
+            yield started
     finally:
         started.stop()
-        os.environ.pop(VARIABLE)
-        if before is not None:
-            os.environ[VARIABLE] = before
 
 
 KINDS = [

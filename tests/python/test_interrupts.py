@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -73,16 +74,13 @@ def test_ranks_that_wait_too_long(group):
     bound = _bound(own_group(dist.get_process_group_ranks(group)), "queries")
     q = torch.ones(bound.local_rows, 4, 8)
     bound.calc_attn(q, q, q)
-    kept, process_group._GRACE_TIME = process_group._GRACE_TIME, 0.1
-    try:
+    with mock.patch.object(process_group, "_GRACE_TIME", 0.1):
         if dist.get_rank(group) == 0:
             _interrupted_by(0.1, lambda: bound.calc_attn(q, q, q))
         else:
             time.sleep(1.0)
             refuses(lambda: bound.calc_attn(q, q, q), CommError, "rank 0 aborted: interrupted")
         dist.barrier(group)
-    finally:
-        process_group._GRACE_TIME = kept
 
 
 ENDS = pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])

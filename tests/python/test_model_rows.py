@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
 pytest.importorskip("transformers", minversion="5")
@@ -38,11 +40,8 @@ ROPE = {
 def make(model_type: str, changes: dict) -> torch.nn.Module:
     """A model of the zoo with changes to its configuration."""
     before = model_zoo._SPECIAL.get(model_type, {})
-    model_zoo._SPECIAL[model_type] = {**before, **changes}
-    try:
+    with mock.patch.dict(model_zoo._SPECIAL, {model_type: {**before, **changes}}):
         return model_zoo.make(model_type)
-    finally:
-        model_zoo._SPECIAL[model_type] = before
 
 
 def results(loss, model) -> dict[str, torch.Tensor]:
