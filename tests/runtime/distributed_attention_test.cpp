@@ -8,7 +8,7 @@ namespace {
 struct HostRunner {
   using Fixture = ::testing::Test;
   static constexpr std::int32_t kRows = 121;
-  static constexpr int kTrials = 40;
+  static constexpr int kTrials = 80;
   static constexpr DType kTypes[] = {DType::Float32, DType::Float64, DType::BFloat16,
                                      DType::Float16};
   static constexpr CaseSizes kSizes{.heads_q = 4}, kOtherSizes{.heads_q = 6};

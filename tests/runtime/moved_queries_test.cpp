@@ -7,56 +7,10 @@
 #include "plan/work/queries.hpp"
 #include "runtime/masks.hpp"
 #include "runtime/pipeline.hpp"
-#include "support/random_mask.hpp"
 
 // Plans of make_plan in which queries travel, run on threads against dense float64 attention.
 namespace magi::testing {
 namespace {
-
-TEST(MovedQueries, TheSearchEqualsDenseAttentionOnRandomMasks) {
-  int num_moving = 0;
-  for (std::uint64_t seed = 0; seed < 16; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
-    RandomMaskOptions options;
-    options.is_square = random.chance(60);
-    const Mask mask = random_mask(random, options);
-    const AttentionCase test = make_case(mask, DType::Float64, {4, random.chance(50) ? 4 : 2});
-    PlanConfig config = plan_config(test, random.between(2, 4));
-    config.work = WorkMode::Queries;
-    config.overlap_degree = random.between(0, 2);
-    config.placement.chunk_size = 1;
-    const auto plan = shared_plan(mask, config);
-    num_moving += plan->ranks[0].q.segments.size() > 1 ? 1 : 0;
-    expect_pipeline_close(test, plan);
-    if (HasFailure()) return;
-  }
-  EXPECT_GT(num_moving, 6);
-}
-
-TEST(MovedQueries, EqualDenseAttentionInStagesByRows) {
-  int num_staged = 0;
-  for (const auto& [name, mask] : masks_of_all_kinds(160)) {
-    for (const std::int32_t heads_kv : {1, 4}) {
-      for (const std::int32_t degree : {1, 2, 4}) {
-        SCOPED_TRACE(::testing::Message()
-                     << name << ", " << heads_kv << " kv heads, degree " << degree);
-        const AttentionCase test = make_case(mask, DType::Float64, {4, heads_kv});
-        PlanConfig config = plan_config(test, 4);
-        config.work = WorkMode::Queries;
-        config.placement.algorithm = PlacementAlgorithm::SequentialSelect;
-        config.stage_mode = StageMode::Rows;
-        config.min_stage_rows = 4;
-        config.overlap_degree = degree;
-        const auto plan = shared_plan(mask, config);
-        const bool is_moving = plan->ranks[0].q.segments.size() > 1;
-        num_staged += is_moving && plan->ranks[0].k.segments.size() > 2 ? 1 : 0;
-        expect_pipeline_close(test, plan);
-      }
-    }
-  }
-  EXPECT_GT(num_staged, 5);
-}
 
 TEST(MovedQueries, MoveTheBytesThatTheSearchCounts) {
   for (const auto& [name, mask] : masks_of_all_kinds(128)) {

@@ -119,11 +119,8 @@ TEST(Nodes, QueriesGoByNodeAndTheirResultsAreMergedThere) {
   for (const auto& [name, mask] : masks_of_all_kinds(128)) {
     for (const Grid& grid : {Grid{4, 2}, Grid{8, 4}}) {
       SCOPED_TRACE(::testing::Message() << name << ", " << grid.num_ranks << " ranks");
-      AttentionCase test = make_case(mask, DType::Float64, kSizes);
-      test.dense.num_sinks = 2;
-      test.dlse.resize(1);
-      RandomStream random(2);
-      draw_values(random, test);
+      const AttentionCase test =
+          with_all_options(make_case(mask, DType::Float64, kSizes), SinkLayout::SinkHead);
       const Plan plan = on_nodes(moving_plan(test, grid.num_ranks), grid.devices_per_node);
       expect_sound(plan);
       ASSERT_GT(plan.ranks[0].q.segments.size(), 1u);
@@ -157,22 +154,15 @@ TEST(Nodes, SharedHeadsGoByNodeToo) {
       for (const std::int32_t num_shares : {2, 4}) {
         SCOPED_TRACE(::testing::Message() << name << ", " << grid.num_ranks << " ranks in nodes of "
                                           << grid.devices_per_node << ", " << num_shares);
-        AttentionCase test = make_case(mask, DType::Float64, {4, 4, 8, 16});
-        test.dense.num_sinks = 1;
-        test.dlse.resize(1);
-        RandomStream random(3);
-        draw_values(random, test);
+        const AttentionCase test =
+            with_all_options(make_case(mask, DType::Float64, {4, 4, 8, 16}), SinkLayout::SinkHead);
         PlanConfig config = plan_config(test, grid.num_ranks);
         config.work = WorkMode::Heads;
         config.head_shares = num_shares;
         config.devices_per_node = grid.devices_per_node;
         const auto plan = shared_plan(mask, config);
         expect_sound(*plan);
-        num_by_node +=
-            std::ranges::any_of(plan->exchanges,
-                                [](const Exchange& exchange) { return exchange.hop == 1; })
-                ? 1
-                : 0;
+        num_by_node += std::ranges::count(plan->exchanges, 1, &Exchange::hop) > 0 ? 1 : 0;
         expect_pipeline_close(test, plan);
         if (HasFailure()) return;
       }
