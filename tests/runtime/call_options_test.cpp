@@ -280,21 +280,13 @@ TEST_P(OtherOptions, OfShiftsThatLeadToTheSameRowsAreEqual) {
   });
 }
 
-std::string name_of(Transport transport) {
-  switch (transport) {
-    case Transport::Threads:
-      return "threads";
-    case Transport::Shm:
-      return "shm";
-    case Transport::Table:
-      return "table";
-  }
-  return "";
-}
+constexpr const char* kTransportNames[] = {"threads", "shm", "table"};
 
 INSTANTIATE_TEST_SUITE_P(Transports, OtherOptions,
                          ::testing::Values(Transport::Threads, Transport::Shm, Transport::Table),
-                         [](const auto& transport) { return name_of(transport.param); });
+                         [](const auto& transport) {
+                           return std::string(kTransportNames[static_cast<int>(transport.param)]);
+                         });
 
 }  // namespace
 }  // namespace magi

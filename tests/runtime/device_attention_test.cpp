@@ -30,8 +30,7 @@ struct GpuRunner {
 
   static AttentionCase make(const Mask& mask, const testing::CaseSizes& sizes, std::uint64_t seed,
                             DType dtype) {
-    return make_gpu_case(mask, {sizes.heads_q, sizes.heads_kv, sizes.dim_qk, sizes.dim_v}, seed,
-                         dtype);
+    return make_gpu_case(mask, sizes, seed, dtype);
   }
   static AttentionCase draw(RandomStream& random) {
     const Mask mask = random_mask(
@@ -57,7 +56,7 @@ struct GpuRunner {
 };
 
 TEST_F(DistributedGpuTest, FastGradientsKeepTheRuleAndRepeatButForDq) {
-  AttentionCase test = make_gpu_case(masks_of_all_kinds(420)[5].mask, {8, 2}, 13);
+  AttentionCase test = make_gpu_case(masks_of_all_kinds(420)[5].mask, {8, 2, 64, 64}, 13);
   test.is_fast_backward = true;
   for (const std::optional<std::int32_t> degree : {std::optional(0), {1}, {4}, {}}) {
     PlanConfig config = plan_config(test, 4);
@@ -74,7 +73,8 @@ TEST_F(DistributedGpuTest, FastGradientsKeepTheRuleAndRepeatButForDq) {
 TEST_F(DistributedGpuTest, PartialGradientsMayTravelInTheTypeOfKeys) {
   const GpuRun how{.options = {.exchange_sms = 4, .are_partials_rounded = true}};
   for (const DType type : {DType::BFloat16, DType::Float16}) {
-    const AttentionCase test = make_gpu_case(masks_of_all_kinds(420)[5].mask, {8, 2}, 14, type);
+    const AttentionCase test =
+        make_gpu_case(masks_of_all_kinds(420)[5].mask, {8, 2, 64, 64}, 14, type);
     for (const std::int32_t degree : {0, 1, 3}) {
       SCOPED_TRACE(::testing::Message() << dtype_name(type) << ", degree " << degree);
       PlanConfig config = plan_config(test, 4);
@@ -97,7 +97,7 @@ TEST_F(DistributedGpuTest, PartialGradientsMayTravelInTheTypeOfKeys) {
 }
 
 TEST_F(DistributedGpuTest, RepeatsBitForBitInOneObjectAndInMany) {
-  const AttentionCase test = make_gpu_case(masks_of_all_kinds(420)[5].mask, {8, 1}, 10);
+  const AttentionCase test = make_gpu_case(masks_of_all_kinds(420)[5].mask, {8, 1, 64, 64}, 10);
   PlanConfig config = plan_config(test, 5);
   config.stage_mode = StageMode::Rows;
   config.overlap_degree = 3;
@@ -108,7 +108,7 @@ TEST_F(DistributedGpuTest, RepeatsBitForBitInOneObjectAndInMany) {
 }
 
 TEST_F(DistributedGpuTest, TakesItsMemoryFromTheCallersAllocator) {
-  const AttentionCase test = make_gpu_case(masks_of_all_kinds(256)[1].mask, {4, 2}, 12);
+  const AttentionCase test = make_gpu_case(masks_of_all_kinds(256)[1].mask, {4, 2, 64, 64}, 12);
   const auto plan = shared_plan(test.mask, plan_config(test, 3));
   std::atomic<std::int64_t> num_allocated = 0;
   std::atomic<std::int64_t> bytes_held = 0;

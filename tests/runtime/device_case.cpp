@@ -29,10 +29,9 @@ void GpuHome::take_back_sync() {
   }
 }
 
-AttentionCase make_gpu_case(const Mask& mask, const GpuCaseSizes& sizes, std::uint64_t seed,
+AttentionCase make_gpu_case(const Mask& mask, const testing::CaseSizes& sizes, std::uint64_t seed,
                             DType dtype) {
-  AttentionCase test = testing::make_case(
-      mask, dtype, {sizes.heads_q, sizes.heads_kv, sizes.dim_qk, sizes.dim_v}, seed);
+  AttentionCase test = testing::make_case(mask, dtype, sizes, seed);
   test.is_on_gpu = true;
   return test;
 }

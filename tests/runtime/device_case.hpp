@@ -22,14 +22,8 @@ class GpuHome final : public testing::TensorHome {
   std::map<testing::HostArray*, DeviceBuffer> buffers_;
 };
 
-struct GpuCaseSizes {
-  std::int32_t heads_q = 8;
-  std::int32_t heads_kv = 2;
-  std::int32_t dim_qk = 64;
-  std::int32_t dim_v = 64;
-};
 /// make_case for results of a GPU.
-testing::AttentionCase make_gpu_case(const Mask& mask, const GpuCaseSizes& sizes,
+testing::AttentionCase make_gpu_case(const Mask& mask, const testing::CaseSizes& sizes,
                                      std::uint64_t seed = 1, DType dtype = DType::BFloat16);
 
 /// run_pipeline with ranks that are threads on one GPU.

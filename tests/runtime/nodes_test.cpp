@@ -25,12 +25,6 @@ Plan on_nodes(Plan plan, std::int32_t devices_per_node) {
   return plan;
 }
 
-void expect_sound(const Plan& plan) {
-  std::string broken;
-  for (const std::string& sentence : check_plan(plan)) broken += sentence + "\n";
-  ASSERT_EQ(broken, "");
-}
-
 PipelineRun run_plan(const AttentionCase& test, const Plan& plan) {
   return run_pipeline(test, std::make_shared<const Plan>(plan));
 }

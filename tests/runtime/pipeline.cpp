@@ -240,6 +240,8 @@ PipelineRun run_pipeline(const AttentionCase& test, const std::shared_ptr<const 
   return run;
 }
 
+void expect_sound(const Plan& plan) { ASSERT_EQ(check_plan(plan), std::vector<std::string>()); }
+
 void expect_pipeline_close(const AttentionCase& test, const std::shared_ptr<const Plan>& plan) {
   SCOPED_TRACE(test.describe());
   const PipelineRun run = run_pipeline(test, plan);

@@ -72,6 +72,9 @@ void run_rank(const AttentionCase& test, const std::shared_ptr<const Plan>& plan
 /// Arrays of the right sizes for run_rank.
 PipelineRun empty_run(const AttentionCase& test, std::int32_t num_ranks);
 
+/// Fails where the checker of plans finds anything.
+void expect_sound(const Plan& plan);
+
 /// Runs the case and compares with dense float64 attention.
 void expect_pipeline_close(const AttentionCase& test, const std::shared_ptr<const Plan>& plan);
 

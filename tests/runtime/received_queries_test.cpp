@@ -17,9 +17,7 @@ namespace magi::testing {
 namespace {
 
 void expect_close(const AttentionCase& test, const Plan& plan) {
-  std::string broken;
-  for (const std::string& sentence : check_plan(plan)) broken += sentence + "\n";
-  ASSERT_EQ(broken, "");
+  ASSERT_NO_FATAL_FAILURE(expect_sound(plan));
   expect_pipeline_close(test, std::make_shared<const Plan>(plan));
 }
 

@@ -12,16 +12,6 @@
 namespace magi::testing {
 namespace {
 
-AttentionCase small_case() {
-  AttentionCase test;
-  test.mask = masks_of_all_kinds(120)[5].mask;
-  test.dtype = test.result_dtype = DType::Float32;
-  test.dense = {.rows_q = 120, .rows_k = 120, .heads_q = 4, .heads_kv = 2, .dim_qk = 8, .dim_v = 8};
-  RandomStream random(3);
-  draw_values(random, test);
-  return test;
-}
-
 /// The spans of one rank's forward and backward.
 std::vector<StepSpan> traced(const std::shared_ptr<const Plan>& plan, Communicator& communicator) {
   const auto rank = static_cast<std::size_t>(communicator.rank());
@@ -74,7 +64,8 @@ void expect_sound(const std::vector<StepSpan>& spans, const std::vector<Step>& s
 }
 
 TEST(StepTrace, NotesEveryStepAndEveryWaitOnceInsideItsPass) {
-  const AttentionCase test = small_case();
+  const AttentionCase test =
+      make_case(masks_of_all_kinds(120)[5].mask, DType::Float32, {4, 2, 8, 8}, 3);
   for (const std::int32_t degree : {0, 1, 2}) {
     SCOPED_TRACE(degree);
     PlanConfig config = plan_config(test, 3);
