@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <string>
 
 namespace magi {
@@ -37,5 +38,16 @@ class DeviceScope {
   std::int32_t earlier_;
   bool is_other_;
 };
+
+/// Runs `body` with the device current, where nothing may be thrown: a device that has failed says
+/// so in every later call.
+template <typename Body>
+void on_device_or_drop(std::int32_t device, const Body& body) noexcept {
+  try {
+    const DeviceScope scope(device);
+    body();
+  } catch (const std::exception&) {
+  }
+}
 
 }  // namespace magi

@@ -134,8 +134,7 @@ std::int32_t count_rows(std::span<const ShardRun> runs) {
 }
 
 void check_floating(DType dtype) {
-  if (!is_float(dtype))
-    throw invalid("global.dtype", dtype_name(dtype), "a floating-point type");
+  if (!is_float(dtype)) throw invalid("global.dtype", dtype_name(dtype), "a floating-point type");
 }
 
 }  // namespace

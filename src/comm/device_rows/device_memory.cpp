@@ -13,17 +13,6 @@
 namespace magi::comm {
 namespace {
 
-/// Runs what orders streams where nothing may be thrown. A device that has failed says so in every
-/// later call.
-template <typename Order>
-void order_or_drop(std::int32_t device, const Order& order) noexcept {
-  try {
-    const DeviceScope scope(device);
-    order();
-  } catch (const std::exception&) {
-  }
-}
-
 /// Bytes between the packing and what follows it on the caller's streams. What the start took is
 /// given back on its stream: behind the transport, which may still read and write there, and behind
 /// what took the rows on another stream.
@@ -34,7 +23,7 @@ class DeviceTransfer final : public PendingRows {
       : transport_(std::move(transport)), device_(device), start_(stream), last_(stream) {}
   ~DeviceTransfer() override {
     if (last_ == start_) return;
-    order_or_drop(device_, [this] { order(last_, start_); });
+    on_device_or_drop(device_, [this] { order(last_, start_); });
   }
 
   void run(Communicator& group, ByteExchange exchange) {
@@ -88,7 +77,7 @@ void DeviceMemory::begin_call(void* stream) {
 }
 
 void DeviceMemory::end_call(void* stream) noexcept {
-  order_or_drop(device_, [&] {
+  on_device_or_drop(device_, [&] {
     if (graph_of_capture(queue_of(stream)) == nullptr && calls_) calls_->end(queue_of(stream));
   });
 }

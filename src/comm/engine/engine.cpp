@@ -73,8 +73,7 @@ void Engine::start(const std::shared_ptr<Exchange>& exchange) {
 
 void Engine::wait_sync(Exchange& exchange) {
   if (!exchange.done()) check_usable();
-  const auto start = Clock::now();
-  Wait wait{.last_progress = start, .next_check = start};
+  Clock::time_point last_progress = Clock::now(), next_check = last_progress;
   RankBlock& own = block(rank_);
   constexpr std::chrono::milliseconds kCheckEvery(100);
   while (!exchange.done()) {
@@ -83,13 +82,13 @@ void Engine::wait_sync(Exchange& exchange) {
     if (exchange.done()) break;
     check_group(exchange);
     const auto now = Clock::now();
-    if (moved) wait.last_progress = now;
-    if (now >= wait.next_check) {
+    if (moved) last_progress = now;
+    if (now >= next_check) {
       check_peers(exchange);
-      wait.next_check = now + kCheckEvery;
+      next_check = now + kCheckEvery;
     }
     if (moved) continue;
-    const auto left = options_.comm.deadline - (now - wait.last_progress);
+    const auto left = options_.comm.deadline - (now - last_progress);
     if (left <= Clock::duration::zero()) time_out(exchange);
     own.awaited.store(1 + blocking_peer(exchange), std::memory_order_relaxed);
     wait_ring(own.bell, seen,

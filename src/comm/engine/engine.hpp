@@ -70,10 +70,6 @@ class Engine {
     std::deque<Exchange*> sending;
     std::deque<Exchange*> receiving;
   };
-  struct Wait {
-    Clock::time_point last_progress;
-    Clock::time_point next_check;
-  };
 
   Peer& peer(std::int32_t rank) { return *peers_[static_cast<std::size_t>(rank)]; }
   GroupBlock& group() { return layout_.group(base_); }

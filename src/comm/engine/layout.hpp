@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/math.hpp"
 #include "comm/engine/doorbell.hpp"
 #include "magi/comm.hpp"
 
@@ -120,9 +121,7 @@ class ControlLayout {
 
  private:
   static constexpr std::size_t kAlignment = 4096;
-  static std::size_t align(std::size_t offset) {
-    return (offset + kAlignment - 1) / kAlignment * kAlignment;
-  }
+  static std::size_t align(std::size_t offset) { return align_up(offset, kAlignment); }
   static std::size_t index(std::int32_t rank) { return static_cast<std::size_t>(rank); }
   std::size_t pair(std::int32_t from, std::int32_t to) const {
     return index(from) * num_ranks_ + index(to);

@@ -36,17 +36,6 @@ struct Alarm {
   std::uint32_t num_bytes = 0;
 };
 
-template <typename Value>
-std::span<const std::byte> bytes_of(const Value& value) {
-  return std::as_bytes(std::span(&value, 1));
-}
-
-template <typename Value>
-bool receive(StreamSocket& socket, Value& value, Deadline deadline) {
-  return socket.receive_all(std::as_writable_bytes(std::span(&value, 1)), deadline) ==
-         StreamSocket::Result::Done;
-}
-
 CommError ended(std::int32_t rank) {
   return {"rank " + std::to_string(rank) + " ended, or its machine is out of reach",
           CommFailure::PeerDied};
@@ -90,7 +79,7 @@ bool FailureChannel::connect(const Invitation& invitation, bool is_same_machine,
     auto socket = connect_tcp(address, invitation.port, Clock::now() + share);
     if (!socket) continue;
     const Hello hello{.secret = invitation.secret, .rank = rank_};
-    if (socket->send_all(bytes_of(hello), deadline) != StreamSocket::Result::Done) continue;
+    if (socket->send_value(hello, deadline) != StreamSocket::Result::Done) continue;
     peers_[0] = std::move(*socket);
     return true;
   }
@@ -107,7 +96,9 @@ void FailureChannel::accept(const std::vector<bool>& is_connected, Deadline dead
     }
     auto socket = accept_tcp(listener_);
     Hello hello;
-    if (!socket || !receive(*socket, hello, Clock::now() + kMessageTime)) continue;
+    if (!socket ||
+        socket->receive_value(hello, Clock::now() + kMessageTime) != StreamSocket::Result::Done)
+      continue;
     const bool is_rank = hello.magic == kAlarmMagic && hello.secret == secret_ && hello.rank > 0 &&
                          hello.rank < static_cast<std::int32_t>(peers_.size());
     if (!is_rank) continue;
@@ -142,8 +133,8 @@ std::optional<CommError> FailureChannel::hear(std::int32_t peer) {
   StreamSocket socket = std::move(peers_[static_cast<std::size_t>(peer)]);
   const Deadline soon = Clock::now() + kMessageTime;
   Alarm alarm;
-  if (!receive(socket, alarm, soon) || alarm.magic != kAlarmMagic ||
-      alarm.num_bytes > kMaxTextBytes) {
+  if (socket.receive_value(alarm, soon) != StreamSocket::Result::Done ||
+      alarm.magic != kAlarmMagic || alarm.num_bytes > kMaxTextBytes) {
     return ended(peer);
   }
   if (alarm.failure == 0) return {};
@@ -176,7 +167,7 @@ void FailureChannel::send(std::int32_t failure, std::string_view text) noexcept 
   for (StreamSocket& peer : peers_) {
     if (!peer.is_open()) continue;
     try {
-      if (peer.send_all(bytes_of(alarm), soon) == StreamSocket::Result::Done) {
+      if (peer.send_value(alarm, soon) == StreamSocket::Result::Done) {
         peer.send_all(std::as_bytes(std::span(text)), soon);
       }
     } catch (const std::exception&) {

@@ -89,8 +89,7 @@ class Meeting {
   bool welcome(MeetingPlace::Arrival arrival, Deadline end) {
     FrameHeader hello;
     const Deadline soon = std::min(end, Clock::now() + kHelloTime);
-    if (arrival.socket.receive_all(std::as_writable_bytes(std::span(&hello, 1)), soon) !=
-            StreamSocket::Result::Done ||
+    if (arrival.socket.receive_value(hello, soon) != StreamSocket::Result::Done ||
         hello.magic != kMeetingMagic) {
       return false;
     }
@@ -164,13 +163,13 @@ class Meeting {
 
   void send(std::int32_t to, std::span<const std::byte> bytes, Deadline end) {
     const FrameHeader header{.rank = rank_, .num_ranks = num_ranks_, .num_bytes = bytes.size()};
-    check(to, peer(to).send_all(std::as_bytes(std::span(&header, 1)), end));
+    check(to, peer(to).send_value(header, end));
     check(to, peer(to).send_all(bytes, end));
   }
 
   std::vector<std::byte> receive(std::int32_t from, Deadline end) {
     FrameHeader header;
-    check(from, peer(from).receive_all(std::as_writable_bytes(std::span(&header, 1)), end));
+    check(from, peer(from).receive_value(header, end));
     if (header.magic != kMeetingMagic || header.num_bytes > kMaxFrameBytes) {
       end_meeting(static_cast<std::int32_t>(CommFailure::System),
                   "rank " + std::to_string(from) + group() + " sent what is no message");
@@ -203,8 +202,7 @@ class Meeting {
     const Deadline soon = Clock::now() + std::chrono::milliseconds(100);
     const auto tell = [&](StreamSocket& socket) {
       if (!socket.is_open()) return;
-      if (socket.send_all(std::as_bytes(std::span(&header, 1)), soon) ==
-          StreamSocket::Result::Done) {
+      if (socket.send_value(header, soon) == StreamSocket::Result::Done) {
         socket.send_all(std::as_bytes(std::span(text.data(), text.size())), soon);
       }
     };

@@ -26,6 +26,15 @@ class StreamSocket {
   enum class Result { Done, Timeout, Ended };
   Result send_all(std::span<const std::byte> bytes, Deadline deadline);
   Result receive_all(std::span<std::byte> bytes, Deadline deadline);
+  /// A plain value.
+  template <typename Value>
+  Result send_value(const Value& value, Deadline deadline) {
+    return send_all(std::as_bytes(std::span(&value, 1)), deadline);
+  }
+  template <typename Value>
+  Result receive_value(Value& value, Deadline deadline) {
+    return receive_all(std::as_writable_bytes(std::span(&value, 1)), deadline);
+  }
   /// True when there is something to receive or accept before the deadline.
   bool wait_readable(Deadline deadline) const;
   /// True when a connection has been made, or refused, before the deadline.

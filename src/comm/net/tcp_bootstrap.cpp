@@ -68,8 +68,7 @@ class TcpMeetingPlace final : public comm::MeetingPlace {
   std::optional<Arrival> accept(const StreamSocket& listener) override {
     auto socket = comm::accept_tcp(listener);
     if (!socket) return std::nullopt;
-    const auto bytes = std::as_bytes(std::span(&greeting_, 1));
-    if (socket->send_all(bytes, Clock::now() + kGreetingTime) != StreamSocket::Result::Done) {
+    if (socket->send_value(greeting_, Clock::now() + kGreetingTime) != StreamSocket::Result::Done) {
       return std::nullopt;
     }
     std::string who = comm::tcp_peer(*socket);
@@ -95,8 +94,7 @@ class TcpMeetingPlace final : public comm::MeetingPlace {
     auto socket = comm::connect_tcp(address, port, soon);
     if (!socket) return std::nullopt;
     Greeting seen{.magic = 0};
-    const bool is_host = socket->receive_all(std::as_writable_bytes(std::span(&seen, 1)), soon) ==
-                             StreamSocket::Result::Done &&
+    const bool is_host = socket->receive_value(seen, soon) == StreamSocket::Result::Done &&
                          seen.magic == greeting_.magic && seen.group == greeting_.group;
     if (!is_host) return std::nullopt;
     return socket;

@@ -164,7 +164,8 @@ class PeerMove final : public PendingKeys {
            const KeyPush* push, void* stream);
   ~PeerMove() override {
     std::erase(state_->reduces, this);
-    if (side_) join_or_drop();
+    if (!side_) return;
+    on_device_or_drop(link_.device(), [this] { side_->join(queue_of(start_)); });
   }
 
   void await(void* stream) override {
@@ -215,7 +216,6 @@ class PeerMove final : public PendingKeys {
   bool round_arriving(const Partials& partials, void* stream);
   void add_partials(void* stream);
   void finish(void* stream);
-  void join_or_drop() noexcept;
 
   std::shared_ptr<PeerState> state_;
   PeerLink& link_;
@@ -462,14 +462,6 @@ void PeerMove::finish(void* stream) {
   }
   buffer_.reset();
   is_done_ = true;
-}
-
-void PeerMove::join_or_drop() noexcept {
-  try {
-    const DeviceScope scope(link_.device());
-    side_->join(queue_of(start_));
-  } catch (const std::exception&) {  // a device that has failed says so in later calls
-  }
 }
 
 class LinkExchanger final : public PeerExchanger {

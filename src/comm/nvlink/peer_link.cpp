@@ -99,11 +99,8 @@ PeerLink::~PeerLink() {
   stop_.notify_all();
   if (watcher_.joinable()) watcher_.join();
   if (!passes_) return;
-  try {
-    const DeviceScope scope(device_);
-    cuda_forget(cudaDeviceSynchronize());  // what is enqueued may still use the memory
-  } catch (const std::exception&) {        // nothing runs on a device that has failed
-  }
+  // What is enqueued may still use the memory.
+  on_device_or_drop(device_, [] { cuda_forget(cudaDeviceSynchronize()); });
 }
 
 /// Every rank writes a word to every other one, which finds it.
@@ -171,22 +168,17 @@ void PeerLink::meet_on_shared_gpu_sync() {
 void PeerLink::end_pass(cudaStream_t stream) noexcept {
   if (!std::exchange(is_in_pass_, false)) return;
   const std::optional<PassBegin> begin = take_begin();
-  try {
-    const DeviceScope scope(device_);
+  on_device_or_drop(device_, [&] {
     if (begin) launch_begin_pass(view_, *begin, stream);  // of a pass without moves
-  } catch (const std::exception&) {  // a device that has failed says so in every later call
-  }
+  });
   try {
     meet_on_shared_gpu_sync();
   } catch (const std::exception&) {
     return;  // the group has failed, as the next call says
   }
-  try {
-    if (graph_of_capture(stream) != nullptr) return;
-    const DeviceScope scope(device_);
-    passes_->end(stream);
-  } catch (const std::exception&) {  // likewise
-  }
+  on_device_or_drop(device_, [&] {
+    if (graph_of_capture(stream) == nullptr) passes_->end(stream);
+  });
 }
 
 std::int64_t PeerLink::place(std::int64_t most_bytes) {
@@ -281,15 +273,13 @@ void PeerLink::fail(std::int32_t rank, const char* what, const char* reason,
 
 void PeerLink::abort(const std::string& reason) noexcept {
   fail(rank(), " aborted: ", reason.c_str(), CommFailure::Aborted);
-  try {
-    const DeviceScope scope(device_);
+  on_device_or_drop(device_, [this] {
     const UncapturedScope uncaptured;
     for (std::int32_t peer = 0; peer < num_ranks(); ++peer) {
       cuda_forget(cudaMemsetAsync(&view_.control[peer]->aborted[rank()], 1, sizeof(std::uint64_t),
                                   alarm_->handle()));
     }
-  } catch (const std::exception&) {  // a device that has failed says so in every later call
-  }
+  });
 }
 
 /// A thread: ends all waits when the process of a peer has ended.

@@ -80,7 +80,7 @@ class DescriptorSwap {
       if (is_here(peer)) continue;
       lower.emplace_back(peer, connect(peer, offers[static_cast<std::size_t>(peer)].socket));
       LocalSocket& socket = lower.back().second;
-      check(socket.send_all(std::as_bytes(std::span(&rank_, 1)), end_), peer);
+      check(socket.send_value(rank_, end_), peer);
       check(socket.send_descriptor(own.get(), end_), peer);
     }
     std::size_t missing = 0;
@@ -118,8 +118,7 @@ class DescriptorSwap {
     auto socket = listener_->accept();
     std::int32_t peer = -1;
     if (!socket || !socket->peer().is_same_user ||
-        socket->receive_all(std::as_writable_bytes(std::span(&peer, 1)), end_) !=
-            LocalSocket::Result::Done) {
+        socket->receive_value(peer, end_) != LocalSocket::Result::Done) {
       return false;
     }
     if (peer <= rank_ || static_cast<std::size_t>(peer) >= cards_.size()) return false;
