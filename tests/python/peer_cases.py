@@ -39,7 +39,7 @@ def registered(name: str, device: str = "cpu"):
         return
     limits = backends.Limits(has_dlse=True)
     with peer_reference.stand_ins():
-        MODULES[name].register(limits, ("cpu",))
+        MODULES[name].register(limits=limits, devices=("cpu",))
         _fa4.interval_mask.cache_clear()
         try:
             yield

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 
 import torch
 
 from magi_attention._native.backend import Inputs, Limits, Problem
-from magi_attention.backends import _registry
-from magi_attention.backends._peer import Kernel, PeerAttention, Sums
+from magi_attention.backends._peer import Kernel, PeerAttention, Sums, register_peer
 from magi_attention.backends._runs import Runs, interval_ends
 
 NAME = "cudnn"
@@ -113,8 +113,4 @@ def prepare(problem: Problem) -> PeerAttention:
     return PeerAttention(problem, _kernels)
 
 
-def register(limits: Limits = LIMITS, devices: tuple[str, ...] = ("cuda",)) -> None:
-    """Adds the backend to the process."""
-    _registry.register(
-        NAME, PeerAttention.forward, PeerAttention.backward, limits, prepare, devices
-    )
+register = partial(register_peer, NAME, prepare, limits=LIMITS)

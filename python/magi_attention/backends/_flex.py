@@ -12,8 +12,7 @@ import torch
 
 from magi_attention._native.attention import accumulator_dtype
 from magi_attention._native.backend import Inputs, Limits, Problem
-from magi_attention.backends import _registry
-from magi_attention.backends._peer import Kernel, PeerAttention, Sums
+from magi_attention.backends._peer import Kernel, PeerAttention, Sums, register_peer
 from magi_attention.backends._runs import Runs, block_mask_of, bounds
 
 NAME = "flex"
@@ -124,8 +123,4 @@ def prepare(problem: Problem) -> PeerAttention:
     return PeerAttention(problem, _kernels)
 
 
-def register(limits: Limits = LIMITS, devices: tuple[str, ...] = ("cuda",)) -> None:
-    """Adds the backend to the process."""
-    _registry.register(
-        NAME, PeerAttention.forward, PeerAttention.backward, limits, prepare, devices
-    )
+register = functools.partial(register_peer, NAME, prepare, limits=LIMITS)

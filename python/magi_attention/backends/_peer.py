@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from magi_attention._native.backend import Gradients, Inputs, Problem, Result
+from magi_attention._native.backend import Gradients, Inputs, Limits, Problem, Result
+from magi_attention.backends import _registry
 from magi_attention.backends._runs import Runs, layers_of, unseen
 
 
@@ -118,6 +119,17 @@ class PeerAttention:
         parts[0].backward(inputs, sums, written)
         if len(parts) > 1:
             _add(parts[1:], inputs, sums, written)
+
+
+def register_peer(
+    name: str,
+    prepare: Callable[[Problem], PeerAttention],
+    limits: Limits,
+    devices: tuple[str, ...] = ("cuda",),
+) -> None:
+    """Adds a backend whose prepare gives a PeerAttention to the process."""
+    forward, backward = PeerAttention.forward, PeerAttention.backward
+    _registry.register(name, forward, backward, limits, prepare, devices)
 
 
 def _merge(parts: list[_Part], inputs: Inputs, out: torch.Tensor, lse: torch.Tensor) -> None:

@@ -27,12 +27,8 @@ VARIABLES = (
 
 
 _LOG_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warn": logging.WARNING,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-    "critical": logging.CRITICAL,
+    name: getattr(logging, name.upper())
+    for name in ("debug", "info", "warn", "warning", "error", "critical")
 }
 
 

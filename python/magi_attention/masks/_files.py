@@ -129,16 +129,11 @@ def _packed_seq_params(mask: Mask, *, causal: bool = True) -> Fields:
     return {key: found[key] for key in found if key.startswith("cu_seqlens")} | {"causal": causal}
 
 
+# By the name of the form.
 _WRITERS: dict[str, Callable[..., Fields]] = {
-    "block_mask": _block_mask,
-    "cu_seqlens": _cu_seqlens,
-    "document_ids": _document_ids,
-    "flashmask": _flashmask,
-    "interval_ends": _interval_ends,
-    "intervals": _intervals,
-    "matrix": _matrix,
-    "packed_seq_params": _packed_seq_params,
-    "prefix_lm": _prefix_lm,
-    "tree": _tree,
-    "window": _window,
-}
+    write.__name__.removeprefix("_"): write
+    for write in (
+        _block_mask, _cu_seqlens, _document_ids, _flashmask, _interval_ends, _intervals, _matrix,
+        _packed_seq_params, _prefix_lm, _tree, _window,
+    )
+}  # fmt: skip
