@@ -52,7 +52,7 @@ class AttendCache {
   const comm::PeerExchanger* peers_;
   bool takes_in_flight_ = false;
   std::map<DType, PreparedAttends<PreparedForward>> forwards_;
-  /// By the types of q and dout, and whether it is fast.
+  /// Those by the types of q and dout, and whether it is fast.
   std::map<std::tuple<DType, DType, bool>, PreparedAttends<PreparedBackward>> backwards_;
 };
 

@@ -71,7 +71,7 @@ struct AttendCall {
   std::vector<BandSlice> slices;  ///< rows count from q_rows.begin and k_rows.begin
   std::int32_t keys = -1;         ///< exchange that brings its keys; -1: own keys
   std::int32_t queries = -1;      ///< exchange that brings its queries; -1: own queries
-  /// By Pass, whether rows may be under way beside it: keys and queries that it need not wait for,
+  /// Whether rows may be under way beside it, by Pass: keys and queries that it need not wait for,
   /// and in the backward gradients of attention calls before it.
   std::array<bool, 2> is_beside{};
   /// Own queries of a share that see no own keys, all heads of it: without sinks, out and dq are 0.
