@@ -50,13 +50,6 @@ class HasAttention(Protocol):
     attention: RankAttention
 
 
-def _forward_fake(
-    q, k, v, sink, plan, scale, softcap, sink_layout, with_max_logits, scale_symbol=None,
-    softcap_symbol=None,
-):  # fmt: skip
-    return fake_forward(q, k, v, with_max_logits)
-
-
 def _checked(attention: RankAttention, q, k, v, sink, scale, softcap, sink_layout: int):
     """Checks q, k, v and sink as calc_attn does, for callers of operators and graphs."""
     q, k, v = check_local(q, k, v, attention.local_shape, None)
@@ -81,13 +74,6 @@ def _forward(
     out, lse, max_logits = forward(attention.find_call(q, k, v, sink, options), q, k, v, sink)
     lse.attention = attention  # a compiled backward is given this tensor and a number
     return out, lse, max_logits
-
-
-def _backward_fake(
-    dout, dlse, q, k, v, out, lse, sink, plan, scale, softcap, sink_layout, scale_symbol=None,
-    softcap_symbol=None,
-):  # fmt: skip
-    return fake_backward(q, k, v, sink, out, lse)
 
 
 def _backward(
@@ -115,7 +101,7 @@ define(
     "(Tensor q, Tensor k, Tensor v, Tensor? sink, SymInt plan, float scale, float softcap,"
     " int sink_layout, bool with_max_logits, Tensor? scale_symbol=None,"
     " Tensor? softcap_symbol=None) -> (Tensor, Tensor, Tensor)",
-    _forward_fake,
+    lambda q, k, v, sink, plan, *numbers: fake_forward(q, k, v, numbers[3]),
     _forward,
     tags=UNCAPTURED,
 )
@@ -124,7 +110,7 @@ define(
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
     " Tensor? sink, SymInt plan, float scale, float softcap, int sink_layout,"
     " Tensor? scale_symbol=None, Tensor? softcap_symbol=None) -> (Tensor, Tensor, Tensor, Tensor)",
-    _backward_fake,
+    lambda dout, dlse, q, k, v, out, lse, sink, *numbers: fake_backward(q, k, v, sink, out, lse),
     _backward,
     tags=UNCAPTURED,
 )
