@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from magi_attention._native.tensors import as_plain
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.functional._checks import check_sink
 from magi_attention.functional.utils import correct_attn_out_lse_with_sink, sink_bwd
@@ -95,10 +96,14 @@ def attend(q, k, v, options: Options):
     [rows of all, sinks, heads].
     """
     sink = options.sink
+    q, k, v = map(as_plain, "qkv", (q, k, v))
     if sink is not None:
         sink, _ = check_sink(sink, options.sink_layout, q.flatten(0, -3))
     out, lse = _WithSink.apply(q, k, v, sink, options._replace(sink=None))
     return (out, lse) if options.return_attn_probs else out
+
+
+_SAVED = ("q", "k", "v", "out", "lse", "sink")
 
 
 class _WithSink(torch.autograd.Function):
@@ -126,16 +131,17 @@ class _WithSink(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse):
         refuse_second_derivative("attention")
-        q, k, v, out, lse, sink = saved = ctx.saved_tensors
-        layout = ctx.call.sink_layout
-        for name, tensor, kind in zip(("q", "k", "v", "out", "lse", "sink"), saved, ctx.kinds):
+        layout, saved = ctx.call.sink_layout, []
+        for name, tensor, kind in zip(_SAVED, ctx.saved_tensors, ctx.kinds):
             if _kind(tensor) != kind:
                 raise ValueError(f"{name} is {_kind(tensor)} in backward; allowed: {kind}")
+            saved.append(None if tensor is None else as_plain(name, tensor))
+        q, k, v, out, lse, sink = saved
         if dlse is not None and not _RELEASES[ctx.call.release].has_dlse:
             raise NotImplementedError(
                 f"lse has no gradient with FlashAttention {ctx.call.release}; use out alone"
             )
-        dout = torch.zeros_like(out) if dout is None else dout.contiguous()
+        dout = torch.zeros_like(out) if dout is None else as_plain("dout", dout).contiguous()
         gradients = _gradients(ctx.call, q, k, v, out, lse, dout, dlse)
         dsink = None
         if sink is not None:

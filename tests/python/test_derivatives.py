@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -55,6 +57,9 @@ def test_over_ranks(group, rows: int = 60):
     for function in (all_gather_fwd_scatter_bwd, scatter_fwd_all_gather_bwd):
         whole = torch.ones(2 * dist.get_world_size(group), requires_grad=True)
         refuses_second(function.__name__, lambda x, f=function: [f(x, group)], whole)
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(whole.detach(), whole.detach())
+            refuses(lambda: function(dual, group), NotImplementedError, "^input carries a tangent")
 
 
 @over(1, 3)
@@ -119,6 +124,24 @@ TRANSFORMS = [
     lambda call, q: torch.func.jacrev(call)(q),
     lambda call, q: torch.func.vjp(call, q),
 ]
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize("call", [*calls()[:5], *calls()[6:]])
+def test_tangents_are_refused(call, has_gradients, is_watched):
+    """Those of arguments and of gradients, whether autograd has an eye on them or not."""
+    pattern = "carries a tangent, and forward-mode AD is not available; use torch.autograd for"
+    q = torch.randn(ROWS, 2, 8, requires_grad=True)
+    out = call(q)
+    watching = Watching() if is_watched else contextlib.nullcontext()
+    with torch.set_grad_enabled(has_gradients), torch.autograd.forward_ad.dual_level():
+        dual, gradient = (torch.autograd.forward_ad.make_dual(t.detach(), t) for t in (q, out))
+        with watching, pytest.raises(NotImplementedError, match=f"^(q|x) {pattern}"):
+            call(dual)
+        with watching, pytest.raises(NotImplementedError, match=pattern):
+            torch.autograd.grad(out, q, gradient)
+        call(q.detach())
 
 
 @pytest.mark.parametrize("call", calls())

@@ -18,7 +18,7 @@ from magi_attention.errors import CommError
 from ranks import over, own_group, refuses
 from test_derivatives import Watching
 from test_sparse_ranks import HEADS, bound_under, lists_inside, tensors, window_of
-from test_views import permuted, sliced, strided, turned
+from test_views import negated, permuted, sliced, strided, turned
 
 
 def freed(tensor: torch.Tensor) -> torch.Tensor:
@@ -44,7 +44,7 @@ _NAMED = (
     "q", "k", "v", "out", "lse", "sink", "dout", "dlse", "index_sparse",
     "Function ListedAttentionBackward", "Function _FlexAttentionBackward", "Could not run",
 )  # fmt: skip
-LAYOUTS = (permuted, turned, sliced, strided)
+LAYOUTS = (permuted, turned, sliced, strided, negated)
 SOON = 10.0  # seconds, of the 20 after which the group's own collectives fail
 
 

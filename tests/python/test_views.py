@@ -60,7 +60,12 @@ def expanded(t: torch.Tensor) -> torch.Tensor:
     return t[:1].expand(t.shape)
 
 
-LAYOUTS = (permuted, turned, sliced, strided, shifted, expanded)
+def negated(t: torch.Tensor) -> torch.Tensor:
+    """Of memory that holds the negative values."""
+    return t if t.dtype == torch.bool else torch._neg_view(-t)
+
+
+LAYOUTS = (permuted, turned, sliced, strided, shifted, expanded, negated)
 Table = dict[str, tuple[Callable, dict[str, torch.Tensor]]]
 
 

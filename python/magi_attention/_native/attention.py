@@ -236,7 +236,10 @@ class Call:
         None. Errors as forward, and ValueError for others than forward had: hooks of saved tensors
         may give back anything.
         """
-        if not (_HAS_VIEWS and self._fits(q, k, v, sink, out, lse)):
+        # What tells the forms of tensors does not tell of those that are negated lazily.
+        is_negated = q.is_neg() or k.is_neg() or v.is_neg() or out.is_neg() or lse.is_neg()
+        is_negated = is_negated or (sink is not None and sink.is_neg())
+        if is_negated or not (_HAS_VIEWS and self._fits(q, k, v, sink, out, lse)):
             try:
                 other, saved = self._restored(q, k, v, sink, out, lse)
             except Exception as error:

@@ -7,6 +7,8 @@ import ctypes
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _num_modes = torch._C._len_torch_dispatch_stack
@@ -42,12 +44,31 @@ def refuse_transforms() -> None:
         )
 
 
+def refuse_tangent(name: str, tensor: Any) -> None:
+    """NotImplementedError for a tensor that carries a derivative of forward-mode AD, which would be
+    lost.
+    """
+    if _is_traced() or forward_ad._current_level < 0 or not isinstance(tensor, torch.Tensor):
+        return
+    if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality):
+        return  # operators that a mode runs: tangents are not seen here
+    with _disable_current_modes():
+        tangent = forward_ad.unpack_dual(tensor).tangent
+    if tangent is not None:
+        raise NotImplementedError(
+            f"{name} carries a tangent, and forward-mode AD is not available; use torch.autograd "
+            "for gradients"
+        )
+
+
 def as_plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself where its memory holds its values, with subclasses that change no operator;
     a copy of one that is negated lazily or that a collective still fills. TypeError for other
     subclasses (DTensor, FakeTensor, ...) and kinds, ValueError for one without memory. While
     operators are intercepted tensors pass, as the operators look at what they are run with.
+    NotImplementedError as refuse_tangent.
     """
+    refuse_tangent(name, tensor)
     if is_intercepted():
         return tensor
     kind = type(tensor)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from magi_attention._native.tensors import as_plain, refuse_tangent
 from magi_attention.comm.process_group import rank_in
 from magi_attention.common._arguments import check_int, check_kind
 from magi_attention.common._derivatives import refuse_second_derivative
@@ -30,9 +31,12 @@ def all2all_v(
     """Sends the first input_split_size_list[0] rows of input to rank 0, the next to rank 1, and so
     on; output gets output_split_size_list[r] rows of rank r, in the order of ranks. Both are
     contiguous and differ in their rows alone. Returns what wait() ends; without async_op it is
-    over. ValueError for other numbers of sizes than ranks.
+    over. ValueError for other numbers of sizes than ranks, and for an output that is a lazy view.
     """
     rank_in("group", group)
+    input = as_plain("input", input).resolve_conj()
+    if output.is_neg() or output.is_conj():
+        raise ValueError("output is negated or conjugated lazily; allowed: a plain torch.Tensor")
     for name, sizes in (
         ("input_split_size_list", input_split_size_list),
         ("output_split_size_list", output_split_size_list),
@@ -127,6 +131,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         refuse_second_derivative("all_gather_fwd_scatter_bwd")
+        refuse_tangent("the gradient", gradient)
         return scatter_v(gradient, *ctx.arguments), None, None, None
 
 
@@ -139,6 +144,7 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         refuse_second_derivative("scatter_fwd_all_gather_bwd")
+        refuse_tangent("the gradient", gradient)
         return all_gather_v(gradient, *ctx.arguments), None, None, None
 
 
@@ -151,6 +157,7 @@ def all_gather_fwd_scatter_bwd(
     """all_gather_v; its gradient is this rank's part of the whole one, which every
     rank holds. Collective in forward.
     """
+    refuse_tangent("input", input)
     return _Gather.apply(input, group, dim, split_sizes)
 
 
@@ -163,6 +170,7 @@ def scatter_fwd_all_gather_bwd(
     """scatter_v; its gradient is put together of every rank's part. Collective in
     backward.
     """
+    refuse_tangent("input", input)
     return _Scatter.apply(input, group, dim, split_sizes)
 
 

@@ -9,14 +9,20 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch.autograd import forward_ad
 
 from magi_attention._native.attention import Call, Options, Runner
 from magi_attention._native.profile import named_range
-from magi_attention._native.tensors import PLAIN_TYPES, as_plain, is_intercepted, refuse_transforms
+from magi_attention._native.tensors import (
+    PLAIN_TYPES,
+    as_plain,
+    is_intercepted,
+    refuse_tangent,
+    refuse_transforms,
+)
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common._lru import LruCache
 from magi_attention.common.forward_meta import AttnForwardMeta
-from magi_attention.functional._checks import refuse_tangents
 
 # A call holds about 2 KB. A model has a few kinds (layers, types, forward and recomputation) times
 # the lengths of its batches, for each mask or plan; the library keeps as many schedules of a mask.
@@ -81,11 +87,14 @@ _is_grad_enabled = torch.is_grad_enabled
 
 def is_eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether nobody traces or intercepts operators: plain tensors, no compiler, no modes.
-    NotImplementedError as refuse_transforms.
+    NotImplementedError as refuse_transforms and refuse_tangent.
     """
     if is_intercepted():
         refuse_transforms()
         return False
+    if forward_ad._current_level >= 0:
+        for name, tensor in zip("qkv", (q, k, v)):
+            refuse_tangent(name, tensor)
     is_plain = type(q) in PLAIN_TYPES and type(k) in PLAIN_TYPES and type(v) in PLAIN_TYPES
     return is_plain and not (q.is_neg() or k.is_neg() or v.is_neg())
 
@@ -95,7 +104,6 @@ def run(q, k, v, sink, call, sink_reducer) -> tuple[torch.Tensor, AttnForwardMet
     the gradient of a shared sink over ranks, or None.
     """
     if not torch.is_grad_enabled():
-        refuse_tangents(q=q, k=k, v=v, sink=sink)
         out, lse, max_logits = call.forward(q, k, v, sink)
     elif sink is None and not call.with_max_logits:
         out, lse = _attend(q, k, v, call)
@@ -165,7 +173,7 @@ def _tell(call, error: Exception) -> None:
 def _is_usual(dout: torch.Tensor | None) -> bool:
     """Whether the gradient of out goes to the library as it is."""
     is_plain = type(dout) is torch.Tensor and not dout.is_neg() and dout.is_contiguous()
-    return is_plain and not _is_grad_enabled()
+    return is_plain and not _is_grad_enabled() and forward_ad._current_level < 0
 
 
 def _row_major(out, dout, dlse):

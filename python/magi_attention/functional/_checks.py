@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 
 import torch
-from torch.autograd import forward_ad
 
 from magi_attention._native.attention import accumulator_dtype
 from magi_attention._native.backend import Limits, known_limits
@@ -121,19 +120,6 @@ def check_sm_margin(sm_margin: int, backend: str | None = None) -> None:
         check_int("sm_margin", sm_margin, 0, _MAX_SM_MARGIN)
     if sm_margin and backend is not None:
         raise NotImplementedError(f"sm_margin is {sm_margin} with backend {backend}; allowed: 0")
-
-
-def refuse_tangents(**tensors: torch.Tensor | None) -> None:
-    """NotImplementedError for a tensor that carries a derivative of forward-mode AD, which would be
-    lost. torch itself refuses where gradients are enabled.
-    """
-    if forward_ad._current_level < 0:
-        return
-    for name, tensor in tensors.items():
-        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
-            raise NotImplementedError(
-                f"{name} carries a tangent; forward-mode AD is not available, use backward"
-            )
 
 
 def check_params(

@@ -12,7 +12,7 @@ import torch
 
 from magi_attention._native.attention import Call, Options, accumulator_dtype
 from magi_attention._native.lists import KeyLists, listed_call
-from magi_attention._native.tensors import as_plain
+from magi_attention._native.tensors import as_plain, refuse_tangent
 from magi_attention.backends._table import ensure
 from magi_attention.common._arguments import check_int
 from magi_attention.common._derivatives import refuse_second_derivative
@@ -25,7 +25,6 @@ from magi_attention.functional._checks import (
     check_results,
     check_sm_margin,
     check_type,
-    refuse_tangents,
 )
 from magi_attention.functional._slices import RangesInvocation, host_call, mask_of
 
@@ -138,6 +137,13 @@ def number_of(number: float, symbol: torch.Tensor | None) -> float:
     return number if symbol is None else symbol.item()
 
 
+def refuse_derivatives(dout, dlse) -> None:
+    """Refuses second derivatives and tangents in a backward, before operators hide them."""
+    refuse_second_derivative("attention")
+    refuse_tangent("dout", dout)
+    refuse_tangent("dlse", dlse)
+
+
 _MAX_BLOCK = (1 << 30) - 1
 
 
@@ -192,7 +198,6 @@ def _define_form(name: str, form: _Form) -> None:
         check_sm_margin(sm_margin, backend)
         check_params(scale or None, softcap, q.dtype)
         sink = check_computed_sink(sink, layout, q)
-        refuse_tangents(q=q, k=k, v=v, sink=sink)
         is_fast = is_backward and not second
         options = Options(scale, softcap, layout, with_max_logits, sm_margin, is_fast)
         call, *words = form.call_of(qkv, sink, mask, numbers, options, backend)
@@ -265,7 +270,7 @@ class ListedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse, _dmax_logits, _dword):
         try:
-            refuse_second_derivative("attention")
+            refuse_derivatives(dout, dlse)
             *tensors, sink, symbol, cap_symbol = ctx.saved_tensors
             dq, dk, dv, dsink = listed_backward_op(
                 dout, dlse, *tensors, sink, *ctx.params, symbol, cap_symbol

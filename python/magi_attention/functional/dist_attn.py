@@ -10,7 +10,6 @@ import torch
 
 from magi_attention._native.attention import Options
 from magi_attention.common._arguments import as_bool
-from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common.enum import MagiAttentionPrecision
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional._calls import is_eager
@@ -19,7 +18,6 @@ from magi_attention.functional._checks import (
     check_params,
     check_results,
     check_sink,
-    refuse_tangents,
 )
 from magi_attention.functional._operators import (
     UNCAPTURED,
@@ -30,6 +28,7 @@ from magi_attention.functional._operators import (
     fake_forward,
     forward,
     number_of,
+    refuse_derivatives,
     with_symbols,
 )
 from magi_attention.functional._rank_attention import (
@@ -55,7 +54,6 @@ def _checked(attention: RankAttention, q, k, v, sink, scale, softcap, sink_layou
     q, k, v = check_local(q, k, v, attention.local_shape, None)
     check_params(scale or None, softcap, q.dtype)
     sink = check_computed_sink(sink, sink_layout, q)
-    refuse_tangents(q=q, k=k, v=v, sink=sink)
     return q, k, v, sink
 
 
@@ -136,7 +134,7 @@ class DistAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse, _dmax_logits):
         try:
-            refuse_second_derivative("attention")
+            refuse_derivatives(dout, dlse)
             *tensors, sink, scale_symbol, softcap_symbol = ctx.saved_tensors
         except Exception as error:
             ctx.attention.refuse(error)

@@ -11,7 +11,6 @@ import torch
 
 from magi_attention._native.attention import Options
 from magi_attention.common._arguments import as_bool, check_int
-from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env import general
 from magi_attention.functional._calls import is_eager, run
@@ -27,6 +26,7 @@ from magi_attention.functional._operators import (
     flex_backward_op,
     flex_call,
     flex_forward_op,
+    refuse_derivatives,
     with_symbols,
 )
 from magi_attention.functional._sparse import (
@@ -66,7 +66,7 @@ class _FlexAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax_logits):
-        refuse_second_derivative("attention")
+        refuse_derivatives(dout, dlse)
         *tensors, sink, symbol, cap_symbol = ctx.saved_tensors
         dq, dk, dv, dsink = flex_backward_op(
             dout, dlse, *tensors, sink, *ctx.params, symbol, cap_symbol, ctx.backend
