@@ -15,6 +15,7 @@
 #include "comm/engine/ring_group.hpp"
 #include "comm/mailbox_group.hpp"
 #include "comm/nccl_ranks.hpp"
+#include "comm/net/tcp_socket.hpp"
 
 namespace magi::testing {
 namespace {
@@ -87,6 +88,15 @@ void run_processes(std::int32_t num_ranks, const std::function<void(std::int32_t
 std::string unique_name() {
   static std::atomic<int> count{0};
   return "test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
+}
+
+TcpPlace unique_place() {
+  const auto listener = comm::listen_tcp(comm::TcpReach::ThisMachine, 0, 1);
+  return {.address = "127.0.0.1", .port = comm::port_of(*listener), .name = unique_name()};
+}
+
+std::vector<std::byte> bytes_of(std::int32_t rank, std::size_t count) {
+  return std::vector<std::byte>(count, static_cast<std::byte>(rank + 1));
 }
 
 std::string backend_name(Backend backend) {

@@ -39,6 +39,11 @@ void run_processes(std::int32_t num_ranks, const std::function<void(std::int32_t
 
 /// A name that no other test run uses.
 std::string unique_name();
+/// A place where no other test meets.
+TcpPlace unique_place();
+
+/// What a rank gives: `count` bytes, other ones on each rank.
+std::vector<std::byte> bytes_of(std::int32_t rank, std::size_t count);
 
 /// The CommError that `call` throws; adds a failure and returns an empty Timeout error otherwise.
 CommError catch_comm_error(const std::function<void()>& call);

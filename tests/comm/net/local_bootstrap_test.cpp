@@ -11,7 +11,6 @@
 #include <cstring>
 #include <memory>
 
-#include "comm/net/bootstrap_checks.hpp"
 #include "comm/ranks.hpp"
 
 namespace magi {

@@ -8,7 +8,6 @@
 #include <csignal>
 #include <thread>
 
-#include "comm/net/bootstrap_checks.hpp"
 #include "comm/ranks.hpp"
 
 // What is the same for ranks that meet at any place.

@@ -4,7 +4,6 @@
 
 #include <chrono>
 
-#include "comm/net/bootstrap_checks.hpp"
 #include "comm/net/tcp_socket.hpp"
 #include "comm/ranks.hpp"
 
