@@ -96,7 +96,7 @@ void add_rows(const Partials& partials, std::size_t t) {
   for_each_part(partials, add, row);
 }
 
-/// What has weight zero is not read, so that it may be NaN.
+/// Weighs a partial against a row. Values of weight zero are not read, so that they may be NaN.
 template <typename Sum, typename Load>
 void weigh(std::span<Sum> own, const Load& load_partial, const LseWeights<double>& weights) {
   const auto own_weight = static_cast<Sum>(weights.own);
