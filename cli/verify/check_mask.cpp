@@ -65,42 +65,12 @@ Findings check_area(const Mask& mask, std::int64_t pairs) {
   return findings;
 }
 
-Findings check_coverage_counts(const Mask& mask, const Coverage& coverage) {
-  Coverage truth;
-  std::vector<bool> is_seen(static_cast<std::size_t>(mask.rows_k), false);
-  visit_rows(mask, [&](std::int32_t, const std::vector<std::int32_t>& counts) {
-    bool is_empty = true;
-    for (std::size_t j = 0; j < counts.size(); ++j) {
-      truth.counted_pairs += counts[j];
-      truth.visible_pairs += counts[j] > 0 ? 1 : 0;
-      truth.overlapping_pairs += counts[j] > 1 ? 1 : 0;
-      truth.max_multiplicity = std::max(truth.max_multiplicity, counts[j]);
-      if (counts[j] == 0) continue;
-      is_empty = false;
-      is_seen[j] = true;
-    }
-    truth.empty_rows += is_empty ? 1 : 0;
-  });
-  truth.unseen_keys = static_cast<std::int32_t>(std::count(is_seen.begin(), is_seen.end(), false));
-  Findings findings;
-  expect(findings, "visible_pairs", coverage.visible_pairs, truth.visible_pairs);
-  expect(findings, "counted_pairs", coverage.counted_pairs, truth.counted_pairs);
-  expect(findings, "overlapping_pairs", coverage.overlapping_pairs, truth.overlapping_pairs);
-  expect(findings, "max_multiplicity", coverage.max_multiplicity, truth.max_multiplicity);
-  expect(findings, "empty_rows", coverage.empty_rows, truth.empty_rows);
-  expect(findings, "unseen_keys", coverage.unseen_keys, truth.unseen_keys);
-  expect(findings, "whether an overlap is named", coverage.first_overlap.has_value() ? 1 : 0,
-         truth.overlapping_pairs > 0 ? 1 : 0);
-  return findings;
-}
-
 Findings check_mask(const Mask& mask) {
   Findings findings = check_expansion(mask, expand(mask));
   const auto add = [&](Findings more) {
     findings.insert(findings.end(), more.begin(), more.end());
   };
   add(check_area(mask, area(mask)));
-  add(check_coverage_counts(mask, check_coverage(mask)));
   if (mask_from_json(mask_to_json(mask)) != mask) findings.push_back("the mask's JSON differs");
   Mask shrunk = mask;
   for (BandSlice& slice : shrunk.slices) slice = shrink(slice);

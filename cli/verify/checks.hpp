@@ -21,10 +21,7 @@ Findings check_expansion(const Mask& mask, std::span<const std::uint16_t> expand
 /// `pairs` against the count of the definition.
 Findings check_area(const Mask& mask, std::int64_t pairs);
 
-/// `coverage` against the definition.
-Findings check_coverage_counts(const Mask& mask, const Coverage& coverage);
-
-/// The library's own answers for a mask, through the three above, and its JSON.
+/// The library's own answers for a mask, through the two above, and its JSON.
 Findings check_mask(const Mask& mask);
 
 /// The plan of a case: sound (check_plan), the same when made again, and through JSON.

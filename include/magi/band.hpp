@@ -56,15 +56,6 @@ constexpr Range visible_keys(const BandSlice& slice, std::int32_t i) {
   return {static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)};
 }
 
-/// Queries that see key row j: [begin, end), Range{} when none. O(1).
-constexpr Range visible_queries(const BandSlice& slice, std::int32_t j) {
-  if (j < slice.k0 || j >= slice.k1) return {};
-  const std::int64_t begin = std::max<std::int64_t>(slice.q0, std::int64_t{j} - slice.d_max);
-  const std::int64_t end = std::min<std::int64_t>(slice.q1, std::int64_t{j} - slice.d_min + 1);
-  if (begin >= end) return {};
-  return {static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)};
-}
-
 namespace detail {
 
 /// 1 + 2 + ... + n, 0 for n <= 0; n <= 2^31.

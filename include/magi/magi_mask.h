@@ -64,12 +64,6 @@ typedef struct magi_window_mask {
   int32_t rows_q, rows_k;
 } magi_window_mask;
 MAGI_API magi_status magi_mask_from_window(const magi_window_mask* window, magi_mask** mask);
-/* prefix_lengths [num_entries - 1]. */
-MAGI_API magi_status magi_mask_prefix_lm(const int32_t* cu_seqlens, int64_t num_entries,
-                                         const int32_t* prefix_lengths, magi_mask** mask);
-/* nodes [num_nodes, 2]: parent (-1: root), rows. */
-MAGI_API magi_status magi_mask_prefix_tree(const int32_t* nodes, int64_t num_nodes,
-                                           magi_mask** mask);
 /* matrix [rows_q, rows_k], non-zero: visible. */
 MAGI_API magi_status magi_mask_from_matrix(const uint8_t* matrix, int32_t rows_q, int32_t rows_k,
                                            magi_mask** mask);
@@ -112,18 +106,6 @@ MAGI_API magi_status magi_mask_draw(const magi_mask* mask, const char* title, ma
 MAGI_API magi_status magi_mask_area(const magi_mask* mask, int64_t* area);
 /* How many rows the farthest keys lie before and after a query that sees them; 0: none. */
 MAGI_API magi_status magi_mask_reach(const magi_mask* mask, int32_t* before, int32_t* after);
-
-typedef struct magi_coverage {
-  size_t struct_size;
-  int64_t visible_pairs;
-  int64_t counted_pairs;
-  int64_t overlapping_pairs;
-  int32_t max_multiplicity;
-  int32_t empty_rows;
-  int32_t unseen_keys;
-  int32_t first_overlap[2]; /* two slices that share a pair; -1, -1 if none do */
-} magi_coverage;
-MAGI_API magi_status magi_mask_coverage(const magi_mask* mask, magi_coverage* coverage);
 
 #ifdef __cplusplus
 }

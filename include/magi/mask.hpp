@@ -2,9 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "magi/band.hpp"
@@ -13,8 +11,6 @@ namespace magi {
 
 /// MagiAttention's names: "full", "causal", "inv_causal", "bi_causal".
 std::string_view mask_type_name(MaskType type);
-/// The inverse; InvalidArgument for any other name.
-MaskType mask_type_from_name(std::string_view name);
 
 /// The band of a typed (q range, k range) pair, without keys where no pair is visible because the
 /// keys are fewer than the queries of a bidirectional causal one. Ranges must be valid (0 <= begin
@@ -60,22 +56,5 @@ Reach reach(const Mask& mask);
 /// Dense multiplicity map, row-major [rows_q, rows_k], counts capped at 65535: for tests, checkers
 /// and pictures of small masks. InvalidArgument above 2^28 pairs.
 std::vector<std::uint16_t> expand(const Mask& mask);
-
-/// The findings of a coverage check.
-struct Coverage {
-  std::int64_t visible_pairs = 0;      ///< distinct pairs
-  std::int64_t counted_pairs = 0;      ///< with multiplicity (= area)
-  std::int64_t overlapping_pairs = 0;  ///< pairs in two or more slices
-  std::int32_t max_multiplicity = 0;
-  std::int32_t empty_rows = 0;   ///< queries without keys
-  std::int32_t unseen_keys = 0;  ///< keys that no query sees
-  /// The two lowest indices of slices that hold the first pair (by query, then key) held twice.
-  std::optional<std::pair<std::int32_t, std::int32_t>> first_overlap;
-
-  friend bool operator==(const Coverage&, const Coverage&) = default;
-};
-/// Exact, by a sweep over the rows where a slice starts, bends or ends (no dense matrix): time is
-/// linear in slices times the number that share a row, up to a logarithm.
-Coverage check_coverage(const Mask& mask);
 
 }  // namespace magi

@@ -115,28 +115,6 @@ magi_status magi_mask_from_window(const magi_window_mask* window, magi_mask** ma
   });
 }
 
-magi_status magi_mask_prefix_lm(const int32_t* cu_seqlens, int64_t num_entries,
-                                const int32_t* prefix_lengths, magi_mask** mask) {
-  return guarded([&] {
-    const auto sums = read_array(cu_seqlens, num_entries, "cu_seqlens");
-    const int64_t num_documents = num_entries > 0 ? num_entries - 1 : 0;
-    give_mask(
-        magi::mask_prefix_lm(sums, read_array(prefix_lengths, num_documents, "prefix_lengths")),
-        mask);
-  });
-}
-
-magi_status magi_mask_prefix_tree(const int32_t* nodes, int64_t num_nodes, magi_mask** mask) {
-  return guarded([&] {
-    read_array(nodes, num_nodes, "nodes");
-    std::vector<magi::PrefixTreeNode> tree;
-    for (int64_t i = 0; i < num_nodes; ++i) {
-      tree.push_back({.parent = nodes[2 * i], .rows = nodes[2 * i + 1]});
-    }
-    give_mask(magi::mask_prefix_tree(tree), mask);
-  });
-}
-
 magi_status magi_mask_from_matrix(const uint8_t* matrix, int32_t rows_q, int32_t rows_k,
                                   magi_mask** mask) {
   return guarded([&] {
@@ -237,22 +215,5 @@ magi_status magi_mask_reach(const magi_mask* mask, int32_t* before, int32_t* aft
     const magi::Reach reach = magi::reach(mask_of(mask));
     *before = reach.before;
     *after = reach.after;
-  });
-}
-
-magi_status magi_mask_coverage(const magi_mask* mask, magi_coverage* coverage) {
-  return guarded([&] {
-    const magi::Coverage found = magi::check_coverage(mask_of(mask));
-    const auto [first, second] = found.first_overlap.value_or(std::pair<int32_t, int32_t>{-1, -1});
-    write_struct(coverage,
-                 magi_coverage{.struct_size = sizeof(magi_coverage),
-                               .visible_pairs = found.visible_pairs,
-                               .counted_pairs = found.counted_pairs,
-                               .overlapping_pairs = found.overlapping_pairs,
-                               .max_multiplicity = found.max_multiplicity,
-                               .empty_rows = found.empty_rows,
-                               .unseen_keys = found.unseen_keys,
-                               .first_overlap = {first, second}},
-                 "coverage");
   });
 }

@@ -28,13 +28,6 @@ std::string_view mask_type_name(MaskType type) {
   return kTypeNames[static_cast<std::size_t>(code)];
 }
 
-MaskType mask_type_from_name(std::string_view name) {
-  for (std::size_t i = 0; i < kTypeNames.size(); ++i) {
-    if (kTypeNames[i] == name) return static_cast<MaskType>(i);
-  }
-  throw invalid("mask type", name, "full, causal, inv_causal, bi_causal");
-}
-
 BandSlice band_slice(Range q, Range k, MaskType type) {
   require_range("q range", q);
   require_range("k range", k);

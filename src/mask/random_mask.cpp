@@ -15,15 +15,6 @@ std::int32_t random_rows(RandomStream& random, std::int32_t low, std::int32_t hi
   return random.between(low, high);
 }
 
-/// True if the slices share a pair. The rows in which both see keys are an interval on which each
-/// edge of the intersection is again a band, so one shrink decides.
-bool shares_pair(const BandSlice& a, const BandSlice& b) {
-  BandSlice both = cut_k(cut_q(a, {b.q0, b.q1}), {b.k0, b.k1});
-  both.d_min = std::max(a.d_min, b.d_min);
-  both.d_max = std::min(a.d_max, b.d_max);
-  return area(both) > 0;
-}
-
 }  // namespace
 
 Range random_range(RandomStream& random, std::int32_t rows) {
@@ -78,12 +69,7 @@ Mask random_mask(RandomStream& random, const RandomMaskOptions& options) {
   const int few = std::min(options.max_slices, 4);
   const int num_slices = random.between(0, random.chance(50) ? few : options.max_slices);
   for (int n = 0; n < num_slices; ++n) {
-    const BandSlice slice = random_slice(random, mask.rows_q, mask.rows_k, options);
-    const auto is_shared = [&](const BandSlice& other) { return shares_pair(slice, other); };
-    if (!options.has_overlaps && std::any_of(mask.slices.begin(), mask.slices.end(), is_shared)) {
-      continue;
-    }
-    mask.slices.push_back(slice);
+    mask.slices.push_back(random_slice(random, mask.rows_q, mask.rows_k, options));
   }
   return mask;
 }

@@ -15,7 +15,6 @@ struct RandomMaskOptions {
   std::int32_t max_rows_k = 96;
   int max_slices = 40;
   bool is_square = false;      ///< rows_k = rows_q (self-attention)
-  bool has_overlaps = true;    ///< else slices that share a pair with an earlier one are left out
   bool has_free_bands = true;  ///< else only bands of the four types
 };
 

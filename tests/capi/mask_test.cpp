@@ -62,10 +62,6 @@ TEST(MaskAbi, DocumentFrontEndsGiveTheMasksOfTheCppCalls) {
   EXPECT_TRUE(mask_of(unaligned.get()) ==
               mask_from_cu_seqlens(kDocuments, fewer,
                                    {.window = {.left = 6, .right = 2}, .has_rows_above = true}));
-  const std::vector<std::int32_t> prefixes{2, 0, 14, 9};
-  const auto prefix = made<magi_mask>(
-      [&](auto** m) { return magi_mask_prefix_lm(sums, kNumEntries, prefixes.data(), m); });
-  EXPECT_TRUE(mask_of(prefix.get()) == mask_prefix_lm(kDocuments, prefixes));
 }
 
 TEST(MaskAbi, FlagsOfDocumentsAreZeroOrOne) {
@@ -113,10 +109,6 @@ TEST(MaskAbi, OtherFrontEndsGiveTheMasksOfTheCppCalls) {
   const auto window = made<magi_mask>([&](auto** m) { return magi_mask_from_window(&range, m); });
   EXPECT_TRUE(mask_of(window.get()) ==
               mask_from_window({2, 20}, {1, 25}, {.left = 3, .right = 1}, 20, 30));
-  const std::int32_t nodes[] = {-1, 4, 0, 3, 0, 5};
-  const auto tree = made<magi_mask>([&](auto** m) { return magi_mask_prefix_tree(nodes, 3, m); });
-  const PrefixTreeNode tree_nodes[] = {{-1, 4}, {0, 3}, {0, 5}};
-  EXPECT_TRUE(mask_of(tree.get()) == mask_prefix_tree(tree_nodes));
   const std::vector<std::uint8_t> matrix{1, 0, 0, 1, 1, 0};
   const auto boolean =
       made<magi_mask>([&](auto** m) { return magi_mask_from_matrix(matrix.data(), 2, 3, m); });
@@ -161,10 +153,6 @@ TEST(MaskAbi, AnswersQueries) {
   EXPECT_EQ(magi_mask_reach(mask.get(), &farthest.before, &farthest.after), MAGI_OK);
   EXPECT_EQ(farthest, reach(truth));
   EXPECT_EQ(magi_mask_reach(mask.get(), nullptr, &farthest.after), MAGI_INVALID_ARGUMENT);
-  magi_coverage coverage{.struct_size = sizeof(coverage)};
-  EXPECT_EQ(magi_mask_coverage(mask.get(), &coverage), MAGI_OK);
-  EXPECT_EQ(coverage.visible_pairs, check_coverage(truth).visible_pairs);
-  EXPECT_EQ(coverage.first_overlap[0], -1);
   const auto typed =
       made<magi_buffer>([&](auto** b) { return magi_mask_typed_slices(mask.get(), b); });
   const auto table = array_of<std::int32_t>(typed.get());

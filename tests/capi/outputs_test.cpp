@@ -125,8 +125,8 @@ TEST(Structs, SizesThatNoVersionHasAreRefused) {
     EXPECT_THAT(magi_last_error_message(), HasSubstr("options.struct_size is"));
     EXPECT_EQ(alone, nullptr);
   }
-  magi_coverage coverage{.struct_size = SIZE_MAX};
-  EXPECT_EQ(magi_mask_coverage(mask_from(full_mask()).get(), &coverage), MAGI_INVALID_ARGUMENT);
+  magi_attention_limits limits{.struct_size = SIZE_MAX};
+  EXPECT_EQ(magi_attention_get_limits(nullptr, MAGI_CPU_DEVICE, &limits), MAGI_INVALID_ARGUMENT);
 }
 
 TEST(Structs, InitOfNothingIsFine) {

@@ -87,18 +87,20 @@ TEST(Structs, MayBeLongerWhenTheRestIsZero) {
 }
 
 TEST(Structs, ResultsAreWrittenAsFarAsTheyReach) {
-  const auto mask = mask_from({.rows_q = 4, .rows_k = 4, .slices = {{0, 4, 0, 4}}});
   struct Longer {
-    magi_coverage known;
+    magi_placement_info known;
     std::int64_t unknown;
   };
+  const std::int32_t ranks[] = {0, 1};
+  const auto placement = made<magi_placement>(
+      [&](auto** p) { return magi_placement_from_chunks(8, 4, 2, ranks, 2, p); });
   Longer longer{.known = {.struct_size = sizeof(Longer)}, .unknown = 42};
-  EXPECT_EQ(magi_mask_coverage(mask.get(), &longer.known), MAGI_OK);
-  EXPECT_EQ(longer.known.visible_pairs, 16);
+  EXPECT_EQ(magi_placement_get_info(placement.get(), &longer.known), MAGI_OK);
+  EXPECT_EQ(longer.known.num_rows, 8);
   EXPECT_EQ(longer.unknown, 42);
   EXPECT_EQ(longer.known.struct_size, sizeof(Longer));
   longer.known.struct_size = 8;
-  EXPECT_EQ(magi_mask_coverage(mask.get(), &longer.known), MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(magi_placement_get_info(placement.get(), &longer.known), MAGI_INVALID_ARGUMENT);
 }
 
 TEST(LogSink, LinesAreGivenToAFunction) {

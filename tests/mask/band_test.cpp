@@ -74,12 +74,9 @@ TEST(BandTypes, AreasOfTheFourTypesMatchTheirFormulas) {
   }
 }
 
-TEST(BandTypes, NamesGoBothWays) {
-  for (int code = 0; code < 4; ++code) {
-    const auto type = static_cast<MaskType>(code);
-    EXPECT_EQ(mask_type_from_name(mask_type_name(type)), type);
-  }
-  EXPECT_THROW(mask_type_from_name("diagonal"), InvalidArgument);
+TEST(BandTypes, HaveNames) {
+  EXPECT_EQ(mask_type_name(MaskType::Full), "full");
+  EXPECT_EQ(mask_type_name(MaskType::BidirectionalCausal), "bi_causal");
   EXPECT_THROW(mask_type_name(static_cast<MaskType>(4)), InvalidArgument);
 }
 
@@ -127,9 +124,6 @@ TEST(BandRandom, VisibleRowsAreTheTrueOnesOfTheDenseMask) {
       EXPECT_TRUE(!keys.empty() || keys == Range{});
       for (std::int32_t j = -2; j < rows_k + 2; ++j) {
         EXPECT_EQ(j >= keys.begin && j < keys.end, testing::sees(slice, i, j));
-        const Range queries = visible_queries(slice, j);
-        EXPECT_TRUE(!queries.empty() || queries == Range{});
-        EXPECT_EQ(i >= queries.begin && i < queries.end, testing::sees(slice, i, j));
       }
     }
   });
@@ -168,7 +162,7 @@ TEST(BandRandom, ShrinkIsTightAndCanonical) {
       EXPECT_FALSE(visible_keys(tight, i).empty()) << "row " << i;
     }
     for (std::int32_t j = tight.k0; j < tight.k1; ++j) {
-      EXPECT_FALSE(visible_queries(tight, j).empty()) << "key " << j;
+      EXPECT_GT(area(cut_k(tight, {j, j + 1})), 0) << "key " << j;
     }
     BandSlice wider = tight;
     wider.d_min = -kBandInfinity;
@@ -296,10 +290,8 @@ TEST(BandHuge, ExtremeRowsAndDiagonalsDoNotOverflow) {
   const std::int32_t last = kMaxRows - 1;
   const BandSlice corner{last, kMaxRows, last, kMaxRows, kBandInfinity, kBandInfinity};
   EXPECT_EQ(visible_keys(corner, last), Range{});
-  EXPECT_EQ(visible_queries(corner, last), Range{});
   const BandSlice full{0, kMaxRows, 0, kMaxRows};
   EXPECT_EQ(visible_keys(full, last), (Range{0, kMaxRows}));
-  EXPECT_EQ(visible_queries(full, last), (Range{0, kMaxRows}));
   const BandSlice diagonal{0, 1, 0, 1, 0, 0};
   EXPECT_EQ(shift(shift(diagonal, last, 0), 0, last),
             (BandSlice{last, kMaxRows, last, kMaxRows, 0, 0}));

@@ -92,20 +92,6 @@ TEST(RandomMasks, AreValidAndTheSameForTheSameSeed) {
   }
 }
 
-TEST(RandomMasks, WithoutOverlapsHoldEachPairOnce) {
-  RandomStream random(42);
-  RandomMaskOptions options;
-  options.has_overlaps = false;
-  options.is_square = true;
-  int most = 0;
-  for (int n = 0; n < 200; ++n) {
-    const Mask mask = random_mask(random, options);
-    EXPECT_EQ(mask.rows_q, mask.rows_k);
-    for (const int count : dense_counts(mask)) most = std::max(most, count);
-  }
-  EXPECT_EQ(most, 1);
-}
-
 TEST(MaskReach, IsThatOfTheFarthestPair) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     RandomStream random(seed);

@@ -117,17 +117,16 @@ void run_masks(Trace& trace, Problem&) {
   then_bytes(trace, [&](auto** b) { return magi_mask_slices(read.get(), b); });
   then_bytes(trace, [&](auto** b) { return magi_mask_typed_slices(given, b); });
   then_bytes(trace, [&](auto** b) { return magi_mask_draw(given, "a title", b); });
-  magi_coverage coverage{.struct_size = sizeof(coverage)};
-  then_call(trace, [&] { return magi_mask_coverage(given, &coverage); });
-  trace.add(&coverage, sizeof(coverage));
   const std::array<std::uint8_t, 12> matrix{1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1};
   const auto drawn = then<magi_mask>(
       trace, [&](auto** m) { return magi_mask_from_matrix(matrix.data(), 3, 4, m); });
   then_bytes(trace, [&](auto** b) { return magi_mask_slices(drawn.get(), b); });
-  const std::int32_t nodes[] = {-1, 8, 0, 4, 0, 6, 1, 3};
-  const auto tree =
-      then<magi_mask>(trace, [&](auto** m) { return magi_mask_prefix_tree(nodes, 4, m); });
-  then_bytes(trace, [&](auto** b) { return magi_mask_slices(tree.get(), b); });
+  const std::int32_t sums[] = {0, 8, 12}, prefixes[] = {3, 2};
+  const magi_form_field fields[] = {{"cu_seqlens", sums, 3, nullptr, 0},
+                                    {"prefix_lengths", prefixes, 2, nullptr, 0}};
+  const auto formed = then<magi_mask>(
+      trace, [&](auto** m) { return magi_mask_from_form("prefix_lm", fields, 2, m); });
+  then_bytes(trace, [&](auto** b) { return magi_mask_slices(formed.get(), b); });
 }
 
 magi_plan_config config_of(std::int32_t num_ranks) {
