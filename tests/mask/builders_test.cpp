@@ -6,15 +6,16 @@
 #include <string>
 #include <vector>
 
-#include "magi/error.hpp"
 #include "magi/mask_builders.hpp"
 #include "support/random_mask.hpp"
+#include "support/refusal.hpp"
 
 namespace magi {
 namespace {
 
 using testing::dense_counts;
 using testing::describe;
+using testing::refusal_of;
 using Ints = std::vector<std::int32_t>;
 
 /// The mask holds exactly the pairs (i, j) of the predicate, each once.
@@ -28,16 +29,6 @@ void expect_pairs(const Mask& mask, const std::function<bool(int, int)>& is_visi
       ASSERT_EQ(count, is_visible(i, j) ? 1 : 0) << "query " << i << " key " << j;
     }
   }
-}
-
-template <typename Build>
-std::string message_of(Build build) {
-  try {
-    build();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "accepted";
 }
 
 /// Prefix sums of random document lengths, empty and one-token documents among them.
@@ -72,7 +63,7 @@ TEST(MaskFromRanges, BadInputIsNamed) {
   const std::vector<MaskType> full = {MaskType::Full};
   const auto build = [&](const std::vector<Range>& a, const std::vector<Range>& b,
                          const std::vector<MaskType>& types) {
-    return message_of([&] { mask_from_ranges(a, b, types, 8, 8); });
+    return refusal_of([&] { mask_from_ranges(a, b, types, 8, 8); });
   };
   EXPECT_EQ(build(q, {{0, 4}}, full),
             "number of k_ranges is 1; allowed: 2, the number of q_ranges");
@@ -85,7 +76,7 @@ TEST(MaskFromRanges, BadInputIsNamed) {
             "k_ranges[1] is 2:9; allowed: 0 <= begin <= end <= 8, the rows of k");
   EXPECT_EQ(build(q, k, {MaskType::Full, static_cast<MaskType>(9)}),
             "types[1] is 9; allowed: 0, 1, 2, 3");
-  EXPECT_EQ(message_of([&] { mask_from_ranges(q, k, full, kBandInfinity, 8); }),
+  EXPECT_EQ(refusal_of([&] { mask_from_ranges(q, k, full, kBandInfinity, 8); }),
             "rows_q is 1073741824; allowed: 0 to 1073741823");
 }
 
@@ -130,15 +121,15 @@ TEST(MaskFromWindow, HugeWindowsDoNotOverflow) {
 }
 
 TEST(MaskFromWindow, BadInputIsNamed) {
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(refusal_of([] {
               mask_from_window({0, 4}, {0, 4}, {-2, 0}, 4, 4);
             }),
             "window.left is -2; allowed: -1 or more");
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(refusal_of([] {
               mask_from_window({0, 4}, {0, 4}, {0, -7}, 4, 4);
             }),
             "window.right is -7; allowed: -1 or more");
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(refusal_of([] {
               mask_from_window({0, 5}, {0, 4}, {0, 0}, 4, 4);
             }),
             "q range is 0:5; allowed: 0 <= begin <= end <= 4, the rows of q");
@@ -236,7 +227,7 @@ TEST(MaskFromCuSeqlens, QueriesAboveTheDiagonalSeeKeysOfTheWindowWhereAsked) {
 
 TEST(MaskFromCuSeqlens, BadInputIsNamed) {
   const auto build = [](const Ints& q, const Ints& k, const DocumentRule& rule) {
-    return message_of([&] { mask_from_cu_seqlens(q, k, rule); });
+    return refusal_of([&] { mask_from_cu_seqlens(q, k, rule); });
   };
   const Ints good = {0, 4, 8};
   EXPECT_EQ(build({}, good, {}), "cu_seqlens_q is empty; allowed: prefix sums that start with 0");
@@ -272,7 +263,7 @@ TEST(MaskStep, GroupsSeeUpToTheirOwnEnd) {
     }
   }
   EXPECT_EQ(mask_step({0, 9}, {0, 9}, 1, 9, 9).slices.size(), 1u);
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(refusal_of([] {
               mask_step({0, 4}, {0, 4}, 0, 4, 4);
             }),
             "step is 0; allowed: 1 or more");
@@ -290,8 +281,8 @@ TEST(MaskBlockCausal, BlocksSeeUpToTheirOwnEnd) {
     });
     if (HasFailure()) return;
   }
-  EXPECT_EQ(message_of([] { mask_block_causal(Ints{0, 4}, 0); }), "block is 0; allowed: 1 or more");
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(refusal_of([] { mask_block_causal(Ints{0, 4}, 0); }), "block is 0; allowed: 1 or more");
+  EXPECT_EQ(refusal_of([] {
               mask_block_causal(Ints{0, kMaxRows}, 2);
             }),
             "number of slices is 536870912; allowed: at most 16777216");
@@ -311,11 +302,11 @@ TEST(MaskPrefixLm, PrefixesAreVisibleToAllTheirDocument) {
     });
     if (HasFailure()) return;
   }
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(refusal_of([] {
               mask_prefix_lm(Ints{0, 4, 8}, Ints{1});
             }),
             "number of prefix_lengths is 1; allowed: 2, the number of documents");
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(refusal_of([] {
               mask_prefix_lm(Ints{0, 4}, Ints{-1});
             }),
             "prefix_lengths[0] is -1; allowed: 0 or more");
@@ -372,7 +363,7 @@ TEST(MaskPrefixTree, NodesWithoutRowsKeepNothing) {
 
 TEST(MaskPrefixTree, BadInputIsNamed) {
   const auto build = [](const std::vector<PrefixTreeNode>& nodes) {
-    return message_of([&] { mask_prefix_tree(nodes); });
+    return refusal_of([&] { mask_prefix_tree(nodes); });
   };
   EXPECT_EQ(build({{0, 4}}), "nodes[0].parent is 0; allowed: -1 to -1");
   EXPECT_EQ(build({{-1, 4}, {-2, 1}}), "nodes[1].parent is -2; allowed: -1 to 0");
@@ -400,12 +391,12 @@ TEST(MaskChunkCausal, OwnChunkCausallyAndSomeBefore) {
   EXPECT_EQ(mask_chunk_causal(one, 10, 3).slices.size(), 7u);
   EXPECT_EQ(mask_chunk_causal(one, 10, -1).slices.size(), 1u);
   EXPECT_EQ(mask_chunk_causal(Ints{0, kMaxRows}, kMaxRows, kMaxRows).slices.size(), 1u);
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(refusal_of([] {
               mask_chunk_causal(Ints{0, kMaxRows}, 4, 1);
             }),
             "number of slices is 268435454; allowed: at most 16777216");
-  EXPECT_EQ(message_of([&] { mask_chunk_causal(one, 0, 0); }), "chunk is 0; allowed: 1 or more");
-  EXPECT_EQ(message_of([&] { mask_chunk_causal(one, 4, -2); }),
+  EXPECT_EQ(refusal_of([&] { mask_chunk_causal(one, 0, 0); }), "chunk is 0; allowed: 1 or more");
+  EXPECT_EQ(refusal_of([&] { mask_chunk_causal(one, 4, -2); }),
             "num_previous is -2; allowed: -1 or more");
 }
 

@@ -10,6 +10,7 @@
 
 #include "magi/error.hpp"
 #include "support/random_mask.hpp"
+#include "support/refusal.hpp"
 
 namespace magi {
 namespace {
@@ -18,12 +19,7 @@ using testing::dense_counts;
 using testing::describe;
 
 std::string message_of(const Mask& mask) {
-  try {
-    validate(mask);
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "accepted";
+  return testing::refusal_of([&] { validate(mask); });
 }
 
 TEST(MaskValidate, NamesSliceFieldValueAndAllowedValues) {

@@ -10,11 +10,13 @@
 #include "magi/mask_builders.hpp"
 #include "magi/mask_runs.hpp"
 #include "support/random_mask.hpp"
+#include "support/refusal.hpp"
 
 namespace magi {
 namespace {
 
 using testing::describe;
+using testing::refusal_of;
 using Matrix = std::vector<std::uint8_t>;
 
 Matrix matrix_of(const Mask& mask) {
@@ -26,15 +28,6 @@ Matrix matrix_of(const Mask& mask) {
 std::size_t place_of(std::int32_t row, std::int32_t key, std::int32_t rows_k) {
   return static_cast<std::size_t>(row) * static_cast<std::size_t>(rows_k) +
          static_cast<std::size_t>(key);
-}
-
-std::string refusal_of(const auto& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(MaskRuns, IntervalsInAnyOrderGiveTheirUnion) {
