@@ -7,7 +7,7 @@
 
 namespace magi::cpu {
 
-/// What the kernels take.
+/// Names what the kernels take.
 inline constexpr AttentionLimits kLimits{
     .types = types_of({DType::Float64, DType::Float32, DType::Float16, DType::BFloat16}),
     .has_float_outputs = true,
