@@ -12,7 +12,14 @@ if(CMAKE_CUDA_COMPILER)
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
   find_package(CUDAToolkit REQUIRED)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
   set(MAGI_HAS_CUDA ON)
+  # The wrappers of wgmma: headers of the build, as their lists of registers are long.
+  set(MAGI_GENERATED_DIR "${PROJECT_BINARY_DIR}/generated")
+  set(generate_wgmma "${PROJECT_SOURCE_DIR}/src/cuda/ptx/generate_wgmma.py")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${generate_wgmma}")
+  execute_process(COMMAND "${Python3_EXECUTABLE}" "${generate_wgmma}" "${MAGI_GENERATED_DIR}/cuda/ptx"
+                  COMMAND_ERROR_IS_FATAL ANY)
 endif()
 
 # magi_kernels(NAME SOURCES a.cu ... USES layer ... [WAIT_LIMIT_MS 200] [ALSO_FROM 80])
@@ -27,7 +34,8 @@ function(magi_kernels name)
   endif()
   add_library(${name} STATIC ${ARG_SOURCES})
   target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
-                                            $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
+                                            $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
+                                            $<BUILD_INTERFACE:${MAGI_GENERATED_DIR}>)
   target_link_libraries(${name} PUBLIC ${ARG_USES} CUDA::cudart_static
                         PRIVATE $<BUILD_INTERFACE:magi_flags>)
   if(ARG_ALSO_FROM)

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes wgmma_n<N>.cuh: one wrapper per operand form and 16-bit type, for each N in use."""
+"""Writes wgmma_n<N>.cuh: one wrapper per operand form and 16-bit type, for each N in use; the build
+runs it: generate_wgmma.py FOLDER
+"""
 
 import pathlib
 import sys
@@ -79,10 +81,13 @@ namespace magi::ptx {{
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()
-    folder = folder if folder.is_dir() else folder.parent
+    folder = pathlib.Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
     for n, forms in SHAPES.items():
-        (folder / f"wgmma_n{n}.cuh").write_text(header(n, forms))
+        path, text = folder / f"wgmma_n{n}.cuh", header(n, forms)
+        # A new time of an old text would compile all kernels again.
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ namespace magi::ptx {
 
 /// ss: A and B K-major in shared memory; mn: both MN-major there; kn: A K-major, B MN-major. rs: A
 /// in registers (k-step s uses a[4s .. 4s+3]), B MN-major in shared memory; rk: likewise, B
-/// K-major. Wgmma<type, N> is in wgmma_n<N>.cuh.
+/// K-major. Wgmma<type, N> is in wgmma_n<N>.cuh, which generate_wgmma.py writes in a build.
 template <DType kType, int kColumns>
 struct Wgmma;
 
