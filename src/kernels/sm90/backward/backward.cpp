@@ -316,7 +316,7 @@ BackwardTileShape tile_shape(const BackwardConfig& config) {
   BackwardTileShape shape{.rows = config.rows,
                           .keys = config.tile_keys(),
                           .has_converter = config.ordered(true).has_converter()};
-  if (config.has_wide_tiles()) {
+  if (config.is(KernelForm::Wide)) {
     shape.overhead = 2;
     shape.split_cost = 1;
   }

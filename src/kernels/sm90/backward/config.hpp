@@ -2,10 +2,27 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 
 #include "magi/tensor.hpp"
 
 namespace magi::sm90 {
+
+/// The ways in which the two consumer warpgroups share a work tile.
+enum class KernelForm : std::uint8_t {
+  Narrow,  ///< q tiles of 64 rows; each warpgroup has 64 of 128 keys
+  /// q tiles of 128 rows, where the head dim leaves registers for them: each warpgroup multiplies
+  /// dQ of its half of the rows, not of the columns.
+  Wide,
+  LongQueries,  ///< Narrow, where dK and dV of 64 keys leave room for one array of scores
+  /// One warpgroup has no room for dK and dV of 64 keys: both share 64 keys, each sums half of the
+  /// columns, and two CTAs, a cluster, have a k tile.
+  SharedKeys,
+  /// Each warpgroup walks q tiles of its own, every second step, and sums dK and dV of all 64 keys:
+  /// under masks of blocks so short that 128 keys would be of several blocks, seen by other rows.
+  /// dQ is made by another kernel.
+  OwnRows,
+};
 
 /// Everything that changes registers, shared memory or instructions of a backward instance.
 struct BackwardConfig {
@@ -17,26 +34,21 @@ struct BackwardConfig {
   /// Sums of dQ are taken in the order of the list: where the caller asks for equal bits from call
   /// to call, and where that costs less than clearing the sums.
   bool is_ordered = false;
-  /// Each warpgroup walks q tiles of its own, every second step, and sums dK and dV of all 64 keys:
-  /// under masks of blocks so short that 128 keys would be of several blocks, seen by other rows.
-  /// dQ is made by another kernel.
-  bool has_own_rows = false;
-  /// Rows of a q tile: 64, or 128 where the head dim leaves registers for it. Then each warpgroup
-  /// multiplies dQ of its half of the rows, not of the columns.
-  int rows = 64;
-  /// Keys of a k tile that a CTA holds: 128, 64 for each warpgroup; or 64 that both share, where
-  /// one warpgroup has no room for dK and dV of 64 keys. Then each sums half of the columns, and
-  /// two CTAs, a cluster, have a k tile.
-  int keys = 128;
+  KernelForm form = KernelForm::Narrow;
   int q_stages = 4;
   int dout_stages = 2;
 
+  int rows = form == KernelForm::Wide ? 128 : 64;  ///< of a q tile
+  /// Keys of a k tile that a CTA holds.
+  int keys = form == KernelForm::SharedKeys || form == KernelForm::OwnRows ? 64 : 128;
+
   static constexpr int consumers = 2;  ///< warpgroups
+  constexpr bool is(KernelForm other) const { return form == other; }
   /// Registers of a thread of the producer's and of each consumer warpgroup. A producer that loads
   /// more needs more.
-  constexpr int producer_registers() const { return has_shared_keys() ? 32 : 24; }
+  constexpr int producer_registers() const { return is(KernelForm::SharedKeys) ? 32 : 24; }
   constexpr int consumer_registers(int warpgroup) const {
-    return has_shared_keys() && warpgroup == 1 ? 232 : 240;
+    return is(KernelForm::SharedKeys) && warpgroup == 1 ? 232 : 240;
   }
 
   /// Registers that a launch gives each thread. NOTE: raising more than that in sum waits for ever.
@@ -60,34 +72,32 @@ struct BackwardConfig {
   constexpr int q_bytes() const { return rows * dim_qk * 2; }
   constexpr int dout_bytes() const { return rows * dim_v * 2; }
   constexpr int score_bytes() const { return rows * keys * 2; }
-  constexpr bool has_wide_tiles() const { return rows == 128; }
-  constexpr bool has_shared_keys() const { return keys == 64 && !has_own_rows; }
   /// Each warpgroup writes half of the columns of dK and dV, of all keys.
   constexpr bool has_half_columns() const { return keys == 64; }
   /// CTAs that have a k tile together, and the keys of all of them.
-  constexpr int ctas() const { return has_shared_keys() ? 2 : 1; }
+  constexpr int ctas() const { return is(KernelForm::SharedKeys) ? 2 : 1; }
   constexpr int tile_keys() const { return keys * ctas(); }
   /// Bytes of the columns of K by which a CTA multiplies the other one's dS.
-  constexpr int peer_k_bytes() const { return has_shared_keys() ? k_bytes() / ctas() : 0; }
-  /// Head dims at which dK and dV of 64 keys leave room for one array of scores.
-  constexpr bool has_long_queries() const { return !has_shared_keys() && dim_qk > 128; }
+  constexpr int peer_k_bytes() const { return is(KernelForm::SharedKeys) ? k_bytes() / ctas() : 0; }
   /// Columns of dK and of dV that one warpgroup writes and, but with rows of its own, sums.
   constexpr int dk_columns() const { return has_half_columns() ? dim_qk / consumers : dim_qk; }
   constexpr int dv_columns() const { return has_half_columns() ? dim_v / consumers : dim_v; }
   /// Warpgroups that read a step's queries.
-  constexpr int step_readers() const { return has_own_rows ? 1 : consumers; }
+  constexpr int step_readers() const { return is(KernelForm::OwnRows) ? 1 : consumers; }
   /// Buffers of dS: a warpgroup writes one while dQ is made of the other.
   static constexpr int score_stages = 2;
   /// Those and behind them, where warpgroups share keys, two of P and two of the other CTA's dS.
-  constexpr int score_buffers() const { return score_stages + (has_shared_keys() ? 4 : 0); }
-  constexpr bool makes_dq() const { return !has_own_rows; }
+  constexpr int score_buffers() const {
+    return score_stages + (is(KernelForm::SharedKeys) ? 4 : 0);
+  }
+  constexpr bool makes_dq() const { return !is(KernelForm::OwnRows); }
   /// Steps whose info is kept: more where one thread tells of steps and others load them.
-  constexpr int step_stages() const { return has_own_rows ? 16 : 8; }
+  constexpr int step_stages() const { return is(KernelForm::OwnRows) ? 16 : 8; }
   /// Whether a warp of the kernel makes dq of complete sums, where these are ordered: its buffers
   /// take shared memory.
   constexpr bool has_converter() const { return is_ordered && dim_qk <= 128; }
   /// Columns of dQ that one warpgroup multiplies, of 64 rows.
-  constexpr int dq_columns() const { return has_wide_tiles() ? dim_qk : dim_qk / consumers; }
+  constexpr int dq_columns() const { return is(KernelForm::Wide) ? dim_qk : dim_qk / consumers; }
   /// Floats of one warpgroup's part of a dQ sum.
   constexpr int dq_floats() const { return 64 * dq_columns(); }
 };

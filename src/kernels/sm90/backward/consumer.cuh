@@ -36,7 +36,7 @@ class BackwardConsumer {
   }
 
  private:
-  static constexpr bool kIsWide = kC.has_wide_tiles();
+  static constexpr bool kIsWide = kC.is(KernelForm::Wide);
   static constexpr int kScoreElements = kC.rows / 2;
   using Scores = float[kScoreElements];
   using PackedScores = std::uint32_t[kScoreElements / 2];

@@ -42,7 +42,7 @@ class DqConvertWarp {
   static constexpr int kSumBytes = kC.rows * kC.dim_qk * 4;
   static_assert(kSumBytes == kSumQuarters * kQuarterBytes);
   static constexpr int kColumns = 32;  ///< columns of a quarter
-  static constexpr bool kIsWide = kC.has_wide_tiles();
+  static constexpr bool kIsWide = kC.is(KernelForm::Wide);
   static_assert(kC.dim_qk == (kIsWide ? 2 : 4) * kColumns);
   static constexpr int kRowBytes = 64;   ///< bytes of 8 columns of rows r and r + 8
   static constexpr int kPairBytes = 16;  ///< bytes of two of the columns

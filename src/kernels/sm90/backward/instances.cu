@@ -7,11 +7,12 @@ namespace magi::sm90 {
 
 template <DType kType, int kDim, bool kHasSoftcap>
 struct BackwardInstanceOf {
-  static constexpr BackwardConfig kConfig{.type = kType,
-                                          .dim_qk = kDim,
-                                          .dim_v = kDim,
-                                          .has_softcap = kHasSoftcap,
-                                          .rows = kDim == 64 ? 128 : 64};
+  static constexpr BackwardConfig kConfig{
+      .type = kType,
+      .dim_qk = kDim,
+      .dim_v = kDim,
+      .has_softcap = kHasSoftcap,
+      .form = kDim == 64 ? KernelForm::Wide : KernelForm::Narrow};
 };
 
 std::span<const BackwardInstance> backward_instances() {

@@ -59,7 +59,7 @@ namespace magi::sm90 {
 /// The consumer that is compiled for a warpgroup by itself.
 template <BackwardConfig kC, int kWarpgroup>
 using ConsumerOf = std::conditional_t<
-    kC.has_long_queries(), LongQueryConsumer<kC, kWarpgroup>,
+    kC.is(KernelForm::LongQueries), LongQueryConsumer<kC, kWarpgroup>,
     SharedKeysConsumer<kC, kWarpgroup == 0 ? ScoreRole::Probabilities : ScoreRole::Gradients>>;
 
 /// Runs the roles of the first warpgroup.
@@ -110,7 +110,7 @@ __device__ __forceinline__ void run_backward(const BackwardParams& params) {
   ptx::await_kernels_before();
   if (warp < 4) {
     ptx::lower_registers<kC.producer_registers()>();
-    if constexpr (kC.has_own_rows) {
+    if constexpr (kC.is(KernelForm::OwnRows)) {
       if (threadIdx.x == 0) OwnRowsWalker<kC>(shared, params).run();
       if (threadIdx.x == 32) StepLoader<kC, true>(shared, params).run();
       if (threadIdx.x == 64) StepLoader<kC, false>(shared, params).run();
@@ -118,7 +118,7 @@ __device__ __forceinline__ void run_backward(const BackwardParams& params) {
       run_producers<kC>(shared, params, warp);
     }
   } else {
-    if constexpr (kC.has_shared_keys() || kC.has_long_queries()) {
+    if constexpr (kC.is(KernelForm::SharedKeys) || kC.is(KernelForm::LongQueries)) {
       if (warp < 8) {
         ptx::raise_registers<kC.consumer_registers(0)>();
         ConsumerOf<kC, 0>(shared, params).run();
@@ -127,7 +127,8 @@ __device__ __forceinline__ void run_backward(const BackwardParams& params) {
         ConsumerOf<kC, 1>(shared, params).run();
       }
     } else {
-      using Any = std::conditional_t<kC.has_own_rows, OwnRowsConsumer<kC>, BackwardConsumer<kC>>;
+      using Any =
+          std::conditional_t<kC.is(KernelForm::OwnRows), OwnRowsConsumer<kC>, BackwardConsumer<kC>>;
       ptx::raise_registers<kC.consumer_registers(0)>();
       Any(shared, params, warp / 4 - 1).run();
     }

@@ -7,8 +7,12 @@ namespace magi::sm90 {
 /// Compiled apart from the others, like those of head dim 256.
 template <DType kType>
 struct LongQueryInstance {
-  static constexpr BackwardConfig kConfig{
-      .type = kType, .dim_qk = 192, .dim_v = 128, .has_softcap = true, .q_stages = 2};
+  static constexpr BackwardConfig kConfig{.type = kType,
+                                          .dim_qk = 192,
+                                          .dim_v = 128,
+                                          .has_softcap = true,
+                                          .form = KernelForm::LongQueries,
+                                          .q_stages = 2};
 };
 
 BackwardInstance long_query_instance(DType type) {

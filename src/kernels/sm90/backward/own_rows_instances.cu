@@ -9,8 +9,7 @@ struct OwnRowsInstance {
   static constexpr BackwardConfig kConfig{.type = kType,
                                           .dim_qk = 128,
                                           .dim_v = 128,
-                                          .has_own_rows = true,
-                                          .keys = 64,
+                                          .form = KernelForm::OwnRows,
                                           .q_stages = 6,
                                           .dout_stages = 4};
 };

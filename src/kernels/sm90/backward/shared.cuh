@@ -186,7 +186,7 @@ struct BackwardStorage {
   alignas(128) std::uint8_t
       quarters[kC.has_converter() ? kQuarterStages : 1][kC.has_converter() ? kQuarterBytes : 16];
   /// Both threads that load have done with a step's info, where they are told of steps.
-  RingBarriers<kC.has_own_rows ? kC.step_stages() : 1> step_loaded;
+  RingBarriers<kC.is(KernelForm::OwnRows) ? kC.step_stages() : 1> step_loaded;
   CutRequest cut;
   Ring<1> cut_ring;
 
@@ -195,16 +195,16 @@ struct BackwardStorage {
     step_full.init(1);
     cut_ring.init(1);
     cut.count = 0;
-    if constexpr (kC.has_own_rows) step_loaded.init(2);
+    if constexpr (kC.is(KernelForm::OwnRows)) step_loaded.init(2);
     add_ring.init(1);
     added.init(kConsumerWarps);
     convert_ring.init(ptx::kArrivalsPerWarp);
     quarter_full.init(1);
     // Where they share keys, one warpgroup makes P and the other one dS.
     constexpr int kScoreWarps =
-        kC.has_shared_keys() ? kConsumerWarps / kC.consumers : kConsumerWarps;
+        kC.is(KernelForm::SharedKeys) ? kConsumerWarps / kC.consumers : kConsumerWarps;
     score_gradients_full.init(kScoreWarps);
-    if constexpr (kC.has_shared_keys()) {
+    if constexpr (kC.is(KernelForm::SharedKeys)) {
       probabilities_full.init(kScoreWarps);
       peer_score_gradients_full.init(1);
       ticket_ring.init(1);

@@ -11,7 +11,7 @@ struct SharedKeysInstance {
                                           .dim_qk = 256,
                                           .dim_v = 256,
                                           .has_softcap = true,
-                                          .keys = 64,
+                                          .form = KernelForm::SharedKeys,
                                           .q_stages = 2,
                                           .dout_stages = 1};
 };

@@ -29,7 +29,7 @@ const BackwardInstance* own_rows_instance_for(DType type) {
 BackwardState state_for(const BackwardArgs& args, const BlockMask& mask, bool is_deterministic) {
   BackwardState state = backward_state(args);
   const bool is_part = mask.k_block % kWideTile != 0;  // of a k tile
-  const bool is_faster = is_part && !state.instance->config.has_wide_tiles();
+  const bool is_faster = is_part && !state.instance->config.is(KernelForm::Wide);
   if ((is_faster || is_deterministic) && args.params.softcap == 0.0 && can_walk(args, mask)) {
     state.instance = own_rows_instance_for(args.q.dtype);
   }
