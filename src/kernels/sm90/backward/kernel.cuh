@@ -28,6 +28,8 @@
 //                +----------------+                 goes to shared memory, and each warpgroup
 //                                                   multiplies half of dQ with it.
 //
+// pin(x) in a step keeps x in registers across an asynchronous product; it is no fence.
+//
 // At head dim 256 two CTAs have the k tile, 64 keys each that both warpgroups share
 // (shared_keys_consumer.cuh); at 192 dS is an operand in shared memory alone
 // (long_query_consumer.cuh). For k tiles of 64 keys each warpgroup has q tiles of its own, and dQ

@@ -32,9 +32,9 @@ static_assert(sizeof(RunMessage) == 64);
 
 enum RunFlag : std::int32_t {
   kLastRun = 1,     ///< the item ends with this run
-  kFirstRun = 8,    ///< the item begins with this run
   kShortTile = 2,   ///< a tile of trimmed_keys follows the full-width ones
   kEndOfItems = 4,  ///< there is no item any more
+  kFirstRun = 8,    ///< the item begins with this run
   kNewKeys = 16,    ///< the item's keys came only now
 };
 
