@@ -182,12 +182,19 @@ class Circles(unittest.TestCase):
         texts = {"src/a.cpp": function_of(30), "src/a.cu": function_of(20)}
         scripts = {"tools/a.py": python_function(40)}
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            rows = lint.figures(texts, scripts, texts | scripts)
+            lint.describe(texts, scripts, texts | scripts)
+        rows = lint.figures(texts, scripts, texts | scripts)
         counted = {row["name"]: row["value"] for row in rows}
         self.assertEqual(counted["house.import_circles"], 0)
         self.assertEqual(counted["house.longest_function"], 40)
         self.assertEqual(counted["house.src_lines"], sum(t.count("\n") for t in texts.values()))
         self.assertIn("longest CUDA function: 20 lines, src/a.cu:2", said.getvalue())
+
+    def test_what_exceeds_its_bound_is_found(self):
+        found = []
+        rows = [{"name": "house.import_circles", "value": value} for value in (0, 1)]
+        lint.check_budget(rows, lambda *finding: found.append(finding[2]))
+        self.assertEqual(found, ["house.import_circles is 1; at most 0"])
 
 
 class Budget(unittest.TestCase):
