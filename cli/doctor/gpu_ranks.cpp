@@ -10,7 +10,7 @@ constexpr std::chrono::seconds kDeadline{100};
 
 /// The group that carries rows between the GPUs of `base`'s ranks; `base` itself where none can.
 std::shared_ptr<Communicator> fastest_group(Communicator& base) {
-  const std::shared_ptr<Communicator> borrowed(std::shared_ptr<void>(), &base);
+  std::shared_ptr<Communicator> borrowed(std::shared_ptr<void>(), &base);
   try {
     return make_gpu_group(borrowed, kDeadline);
   } catch (const CommError&) {  // on all ranks alike
