@@ -13,7 +13,7 @@ from magi_attention._environment import library_path
 from magi_attention._native.structs import check_bits
 from magi_attention.errors import CommError
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 # One letter per argument: p address, i int32, q int64, z size_t, s text.
 _PROTOTYPES = {
