@@ -20,7 +20,6 @@ import pytest
 WORLD_SIZE = 4
 COMM_SECONDS = 120  # a rank that compiles a model may come so much later than its peers
 CASE_SECONDS = 300
-_GROUPS_OF_CASE = 1000  # more than a case makes
 
 
 def over(*sizes: int, ranks: str = "ranks"):
@@ -60,8 +59,8 @@ def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
     kept = set(distributed_c10d._world.pg_map)
     while (task := pipe.recv()) is not None:
         number, size, case, arguments = task
-        # torch numbers groups as each process makes them, and a case may be for a few ranks.
-        distributed_c10d._world.group_count = _GROUPS_OF_CASE * number
+        # torch numbers groups as each process makes them, and a case, of few, may be for few ranks.
+        distributed_c10d._world.group_count = 1000 * number
         try:
             with mock.patch.dict(os.environ):  # which the case may change
                 result = case(groups[size], *arguments)
