@@ -7,7 +7,6 @@ import torch.distributed as dist
 from magi_attention.comm import GeneralWork, WorkWithPostProcessFn
 from magi_attention.comm.functional import all_gather_fwd_scatter_bwd, scatter_fwd_all_gather_bwd
 from magi_attention.comm.primitive import all2all_v, all_gather_v, scatter_v
-from magi_attention.utils import is_same_device_mesh, is_same_process_group
 from ranks import over, refuses
 
 
@@ -75,20 +74,3 @@ def test_works(group):
     assert GeneralWork(parts).wait() is None
     for wrong in (3, [None, "work"]):
         refuses(lambda: GeneralWork(wrong), TypeError, "allowed: what has wait()")
-
-
-@over(4)
-def test_same_groups(group):
-    """Runs on all ranks: groups and meshes are the same by their ranks."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    again = dist.new_group(range(dist.get_world_size()))
-    pair = dist.new_group([0, 1])
-    assert is_same_process_group(group, again) and is_same_process_group(None, None)
-    assert not is_same_process_group(group, None)
-    if dist.get_rank() < 2:
-        assert not is_same_process_group(group, pair)
-    meshes = [init_device_mesh("cpu", shape) for shape in ((4,), (4,), (2, 2))]
-    assert is_same_device_mesh(meshes[0], meshes[1]) and is_same_device_mesh(None, None)
-    assert not is_same_device_mesh(meshes[0], None)
-    assert not is_same_device_mesh(meshes[0], meshes[2])
