@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from magi_attention.comm import GeneralWork, WorkWithPostProcessFn
 from magi_attention.comm.functional import all_gather_fwd_scatter_bwd, scatter_fwd_all_gather_bwd
-from magi_attention.comm.primitive import all2all_v, all_gather_v, scatter_v
+from magi_attention.comm.primitive import all_gather_v, scatter_v
 from ranks import over, refuses
 
 
@@ -36,23 +36,6 @@ def test_parts(group):
     refuses(lambda: scatter_v(rows, group, 0, [1] * (size + 1)), ValueError, "split_sizes has")
     if size > 1:
         refuses(lambda: scatter_v(rows[1:], group), ValueError, f"a multiple of {size} without")
-
-
-@over(1, 3)
-def test_all_to_all(group):
-    """Rank r sends r + 1 rows to everyone."""
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
-    sent = torch.full((size * (rank + 1), 2), float(rank))
-    wanted = torch.cat([torch.full((r + 1, 2), float(r)) for r in range(size)])
-    for async_op in (False, True):
-        output = torch.empty_like(wanted)
-        sizes = [rank + 1] * size, [r + 1 for r in range(size)]
-        work = all2all_v(sent, output, *sizes, group, async_op=async_op)
-        assert isinstance(work, GeneralWork)
-        work.wait()
-        assert torch.equal(output, wanted)
-    refuses(lambda: all2all_v(sent, output, [1] * (size + 1), sizes[1], group), ValueError,
-            "input_split_size_list has")  # fmt: skip
 
 
 @over(1, 3)

@@ -23,14 +23,30 @@ def unfold(out, rows):
     return out.view(HEADS_KV, rows, HEADS_Q // HEADS_KV, -1).transpose(0, 1).flatten(1, 2)
 
 
-def agrees(ranges, sdpa_mask):
-    """Attention under folded ranges is that under the dense mask [1, heads_q, rows_q, rows_k]."""
-    rows_q, rows_k = sdpa_mask.shape[2:]
+def dense_of(mask, rows, cols):
+    """bool [heads_q, rows_q, rows_k] of a mask of blocks [1, heads, q_blocks, k_blocks] whose sizes
+    are rows [heads, q_blocks] and cols [heads_kv, k_blocks].
+    """
+    parts = []
+    for head in range(HEADS_Q):
+        of_mask, of_kv = head * mask.shape[1] // HEADS_Q, head * HEADS_KV // HEADS_Q
+        part = mask[0, of_mask].repeat_interleave(rows[of_mask], 0)
+        parts.append(part.repeat_interleave(cols[of_kv], 1))
+    return torch.stack(parts)
+
+
+def blocks(num, size):
+    return torch.full((HEADS_KV, num), size)
+
+
+def agrees(ranges, visible):
+    """Attention under folded ranges is that under the dense mask [heads_q, rows_q, rows_k]."""
+    rows_q, rows_k = visible.shape[1:]
     leaves = inputs(rows_q, rows_k, (HEADS_Q, HEADS_KV), dim=8)
     q_ranges, k_ranges = ranges
     assert q_ranges.dtype == k_ranges.dtype == torch.int32
     out, _ = flex_flash_attn_func(*fold(*leaves), q_ranges, k_ranges)
-    wanted, _, _ = dense.attention(*leaves, sdpa_mask[0])
+    wanted, _, _ = dense.attention(*leaves, visible)
     close(unfold(out, rows_q).detach(), wanted.detach())
 
 
@@ -40,14 +56,14 @@ def test_block_masks(sizes):
     mask, scores = utils.generate_block_sparse_pattern(HEADS_Q, HEADS_KV, *num, 0.5, device="cpu")
     assert mask.shape == (1, HEADS_KV, *num) and scores.shape == (HEADS_KV, *num)
     assert (mask.sum(-1) == num[1] // 2).all()
-    dense_mask = utils.get_sdpa_mask_from_block_sparse_mask(mask, 48, 64, *sizes, HEADS_Q)
-    flat = utils.flatten_block_mask_to_kv_shape(mask)
-    exact = utils.generate_ranges_from_block_mask(flat, *sizes)
-    assert exact[0].shape[0] == mask.sum()
-    agrees(exact, dense_mask)
+    visible = dense_of(mask, *map(blocks, num, sizes))
+    exact = utils.generate_ranges_from_block_mask(
+        utils.flatten_block_mask_to_kv_shape(mask), *sizes
+    )
     padded = utils.generate_ranges_from_block_mask_triton(mask, *sizes)
-    assert padded[0].shape[0] == mask.numel()
-    agrees(padded, dense_mask)
+    for ranges, count in ((exact, mask.sum()), (padded, mask.numel())):
+        assert ranges[0].shape[0] == count
+        agrees(ranges, visible)
 
 
 def test_lists_of_blocks():
@@ -58,16 +74,15 @@ def test_lists_of_blocks():
     mask, same = utils.generate_block_sparse_pattern(
         HEADS_Q, HEADS_KV, 3, 4, 0.5, device="cpu", scores=scores
     )
-    assert same is scores
-    dense_mask = utils.get_sdpa_mask_from_topk_indices(lists, 48, 64, 16, 16, HEADS_Q)
-    wanted = utils.get_sdpa_mask_from_block_sparse_mask(mask, 48, 64, 16, 16, HEADS_Q)
-    assert torch.equal(dense_mask, wanted)
+    assert same is scores and torch.equal(mask[0], listed(lists, 4))
     lists[1, 2, 0] = -1
-    dense_mask = utils.get_sdpa_mask_from_topk_indices(lists, 48, 64, 16, 16, HEADS_Q)
-    for function in (
-        utils.generate_ranges_from_topk_indices, utils.generate_ranges_from_topk_indices_triton
-    ):  # fmt: skip
-        agrees(function(lists, 16, 16, 4), dense_mask)
+    visible = dense_of(listed(lists, 4)[None], blocks(3, 16), blocks(4, 16))
+    agrees(utils.generate_ranges_from_topk_indices(lists, 16, 16, 4), visible)
+
+
+def listed(lists, num):
+    """bool [..., num]: which blocks stand in lists [..., n]."""
+    return (lists[..., None] == torch.arange(num)).any(-2)
 
 
 @pytest.mark.parametrize("mode", ["per_kv_head", "per_q_head"])
@@ -78,17 +93,17 @@ def test_blocks_of_any_size(mode):
     heads = mask.shape[1]
     assert rows.shape == (heads, 5) and (rows >= 4).all() and (rows.sum(1) == 50).all()
     assert cols.shape == (HEADS_KV, 6) and (cols >= 7).all() and (cols.sum(1) == 70).all()
-    dense_mask = utils.get_sdpa_mask_from_var_block_mask(mask, 50, 70, rows, cols, HEADS_Q)
+    visible = dense_of(mask, rows, cols)
     if mode == "per_kv_head":
         flat = utils.flatten_block_mask_to_kv_shape(mask)
         ranges = utils.generate_ranges_from_var_block_mask(flat, rows, cols, HEADS_Q, HEADS_KV)
-        return agrees(ranges, dense_mask)
+        return agrees(ranges, visible)
     flat = utils.flatten_block_mask(mask, HEADS_Q, HEADS_KV)
     ranges = utils.generate_ranges_from_var_block_mask(flat, rows, cols, HEADS_Q, HEADS_KV)
     q, k, v = inputs(50, 70, (HEADS_Q, HEADS_KV), dim=8)
     folded = (x.transpose(0, 1).reshape(-1, 1, x.shape[2]) for x in (q, k, v))
     out, _ = flex_flash_attn_func(*folded, *ranges)
-    wanted, _, _ = dense.attention(q, k, v, dense_mask[0])
+    wanted, _, _ = dense.attention(q, k, v, visible)
     close(out.view(HEADS_Q, 50, -1).transpose(0, 1).detach(), wanted.detach())
 
 
@@ -97,34 +112,14 @@ def test_index_sparse_indices(block):
     lists = utils.build_index_sparse_indices(2, HEADS_KV, 10, 24, 3, 8, "cpu", block)
     assert lists.shape == (20, HEADS_KV, 8) and lists.dtype == torch.int32
     assert (lists[..., 3:] == -1).all() and (lists[..., 1:3] > lists[..., :2]).all()
-    masks = utils.get_sdpa_mask_from_index_sparse_indices(
-        lists, 2, HEADS_Q, HEADS_KV, 10, 24, "cpu", block
-    )
-    assert (masks.sum(-1) == 3 * block).all()
+    visible = listed(lists, 48 // block).repeat_interleave(block, 2).transpose(0, 1)
+    for batch in range(2):
+        own = visible[:, 10 * batch : 10 * batch + 10, 24 * batch : 24 * batch + 24]
+        assert (own.sum(-1) == 3 * block).all()
     q, k, v = inputs(20, 48, (HEADS_Q, HEADS_KV), dim=8)
     out, _ = flex_flash_attn_func(q, k, v, index_sparse_indices=lists, sparse_k_block_size=block)
-    for batch in range(2):
-        of_q, of_k = slice(10 * batch, 10 * batch + 10), slice(24 * batch, 24 * batch + 24)
-        counts = masks[batch]
-        wanted, _, _ = dense.attention(q[of_q], k[of_k], v[of_k], counts)
-        close(out[of_q].detach(), wanted.detach())
-
-
-@pytest.mark.parametrize("block", [1, 4])
-def test_inverted_lists(block, rng):
-    """Every query stands in the lists of the blocks that it names, as often as it names them."""
-    lists = torch.tensor([rng.randint(-1, 6) for _ in range(9 * 2 * 5)]).view(9, 2, 5)
-    found, most = utils.invert_index_sparse_indices(lists.int(), 6 * block - block // 2, block, 8)
-    assert found.shape == (6, 2, most) and most % 8 == 0 and found.dtype == torch.int32
-    for number in range(6):
-        for head in range(2):
-            named = (lists[:, head] == number).sum(1)
-            wanted = torch.arange(9).repeat_interleave(named).tolist()
-            assert found[number, head].tolist() == wanted + [-1] * (most - len(wanted))
-    by_name = dict(B=1, NHK=2, S_q=3, S_kv=8, topk=2, max_topk=4, device="cpu")
-    assert utils.build_index_sparse_indices(**by_name).shape == (3, 2, 4)
-    none = torch.empty(0, 2, 3, dtype=torch.int32)
-    assert utils.invert_index_sparse_indices(none, 8)[0].shape == (8, 2, 0)
+    wanted, _, _ = dense.attention(q, k, v, visible.repeat_interleave(HEADS_Q // HEADS_KV, 0))
+    close(out.detach(), wanted.detach())
 
 
 @pytest.mark.parametrize("sink_layout", ["sh", "ssh"])
@@ -167,59 +162,47 @@ def test_ref_blocks():
     }  # fmt: skip
 
 
-def test_bad_arguments():
-    mask = torch.zeros(1, 2, 3, 4, dtype=torch.bool)
-    for call, match in (
-        (lambda: utils.generate_block_sparse_pattern(4, 3, 2, 2, 0.5, device="cpu"),
-         "num_q_heads is 4"),
-        (lambda: utils.generate_block_sparse_pattern(4, 2, 2, 2, 0.5, "all", device="cpu"),
-         "mode is 'all'"),
-        (lambda: utils.generate_block_sparse_pattern(
-            4, 2, 2, 2, 0.5, sparse_format="csr", device="cpu"), "sparse_format is 'csr'"),
-        (lambda: utils.generate_block_sparse_pattern(4, 2, 2, 2, 0.5, scores=torch.zeros(2)),
-         "scores has shape"),
-        (lambda: utils.flatten_block_mask(mask, 4, 2), "mask_4d has 2 heads"),
-        (lambda: utils.flatten_block_mask_to_kv_shape(mask.expand(2, -1, -1, -1)),
-         r"mask_4d.shape\[0\] is 2"),
-        (lambda: utils.generate_ranges_from_block_mask(mask, 1, 1), "block_mask has 4 axes"),
-        (lambda: utils.build_index_sparse_indices(1, 1, 4, 10, 2, 2, "cpu", 4), "S_kv is 10"),
-        (lambda: utils.build_index_sparse_indices(1, 1, 4, 8, 3, 2, "cpu"), "topk is 3"),
-        (lambda: utils.generate_variable_block_sparse_pattern(
-            2, 2, 10, 10, 3, 3, 0.5, device="cpu"), "10 rows have 3 blocks of 64"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=match):
-            call()
+def pattern(*sizes, **options):
+    return utils.generate_block_sparse_pattern(*sizes, 0.5, device="cpu", **options)
 
 
-def test_sizes_of_zero():
-    lists = torch.zeros(2, 3, 1, dtype=torch.int32)
-    mask = torch.zeros(1, 2, 3, 4, dtype=torch.bool)
-    for call, match in (
-        (lambda: utils.generate_block_sparse_pattern(4, 0, 2, 2, 0.5, device="cpu"),
-         "num_kv_heads is 0"),
-        (lambda: utils.generate_block_sparse_pattern(0, 2, 2, 2, 0.5, device="cpu"),
-         "num_q_heads is 0"),
-        (lambda: utils.generate_block_sparse_pattern(4, 2, 2, 0, 0.5, device="cpu"),
-         "num_kv_blocks is 0"),
-        (lambda: utils.generate_block_sparse_pattern(4, 2, 0, 2, 0.5, device="cpu"),
-         "num_q_blocks is 0"),
-        (lambda: utils.generate_ranges_from_topk_indices(lists, 0, 4, 3), "block_m is 0"),
-        (lambda: utils.generate_ranges_from_topk_indices(lists, 4, 4, 0), "num_k_blocks is 0"),
-        (lambda: utils.generate_ranges_from_block_mask(mask[0, 0], 4, 0), "block_n is 0"),
-        (lambda: utils.generate_ranges_from_block_mask_triton(mask, 0, 4), "block_m is 0"),
-        (lambda: utils.get_sdpa_mask_from_block_sparse_mask(mask, 6, 8, 0, 2, 2),
-         "block_size_q is 0"),
-        (lambda: utils.get_sdpa_mask_from_topk_indices(lists, 6, 8, 2, 0, 2), "block_size_k is 0"),
-        (lambda: utils.generate_variable_block_sparse_pattern(
-            2, 2, 10, 10, 0, 3, 0.5, device="cpu"), "num_q_blocks is 0"),
-        (lambda: utils.choose_ref_block((0, 128), 1), "q_size is 0"),
-        (lambda: utils.choose_ref_block((1, 128), 0), "qhead_per_khead is 0"),
-        (lambda: utils.build_index_sparse_indices(1, 1, 4, 8, 2, 2, "cpu", 0),
-         "sparse_k_block_size is 0"),
-        (lambda: utils.get_sdpa_mask_from_index_sparse_indices(
-            lists, 0, 2, 2, 2, 8), "batch is 0"),
-        (lambda: utils.get_sdpa_mask_from_index_sparse_indices(
-            lists, 1, 2, 3, 2, 8, sparse_k_block_size=0), "sparse_k_block_size is 0"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=f"{match}; allowed: 1 or more"):
-            call()
+def variable(num_q_blocks):
+    return utils.generate_variable_block_sparse_pattern(
+        2, 2, 10, 10, num_q_blocks, 3, 0.5, device="cpu"
+    )
+
+
+LISTS = torch.zeros(2, 3, 1, dtype=torch.int32)
+MASK = torch.zeros(1, 2, 3, 4, dtype=torch.bool)
+MISTAKES = [
+    (lambda: pattern(4, 3, 2, 2), "num_q_heads is 4"),
+    (lambda: pattern(4, 2, 2, 2, mode="all"), "mode is 'all'"),
+    (lambda: pattern(4, 2, 2, 2, sparse_format="csr"), "sparse_format is 'csr'"),
+    (lambda: pattern(4, 2, 2, 2, scores=torch.zeros(2)), "scores has shape"),
+    (lambda: utils.flatten_block_mask(MASK, 4, 2), "mask_4d has 2 heads"),
+    (lambda: utils.flatten_block_mask_to_kv_shape(MASK.expand(2, -1, -1, -1)),
+     r"mask_4d.shape\[0\] is 2"),
+    (lambda: utils.generate_ranges_from_block_mask(MASK, 1, 1), "block_mask has 4 axes"),
+    (lambda: utils.build_index_sparse_indices(1, 1, 4, 10, 2, 2, "cpu", 4), "S_kv is 10"),
+    (lambda: utils.build_index_sparse_indices(1, 1, 4, 8, 3, 2, "cpu"), "topk is 3"),
+    (lambda: variable(3), "10 rows have 3 blocks of 64"),
+    (lambda: pattern(4, 0, 2, 2), "num_kv_heads is 0; allowed: 1 or more"),
+    (lambda: pattern(0, 2, 2, 2), "num_q_heads is 0; allowed: 1 or more"),
+    (lambda: pattern(4, 2, 2, 0), "num_kv_blocks is 0; allowed: 1 or more"),
+    (lambda: pattern(4, 2, 0, 2), "num_q_blocks is 0; allowed: 1 or more"),
+    (lambda: utils.generate_ranges_from_topk_indices(LISTS, 0, 4, 3), "block_m is 0; allowed: 1"),
+    (lambda: utils.generate_ranges_from_topk_indices(LISTS, 4, 4, 0), "num_k_blocks is 0; allo"),
+    (lambda: utils.generate_ranges_from_block_mask(MASK[0, 0], 4, 0), "block_n is 0; allowed: 1"),
+    (lambda: utils.generate_ranges_from_block_mask_triton(MASK, 0, 4), "block_m is 0; allowed: 1"),
+    (lambda: variable(0), "num_q_blocks is 0; allowed: 1 or more"),
+    (lambda: utils.choose_ref_block((0, 128), 1), "q_size is 0; allowed: 1 or more"),
+    (lambda: utils.choose_ref_block((1, 128), 0), "qhead_per_khead is 0; allowed: 1 or more"),
+    (lambda: utils.build_index_sparse_indices(1, 1, 4, 8, 2, 2, "cpu", 0),
+     "sparse_k_block_size is 0; allowed: 1 or more"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call, match", MISTAKES)
+def test_mistakes(call, match):
+    with pytest.raises(ValueError, match=match):
+        call()

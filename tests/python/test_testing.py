@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the original import."""
+"""Dense attention to compare with, and comparisons of tensors."""
 
 import pytest
 import torch
 
 import dense
-from magi_attention.testing import assert_close, calc_inf_norm, parameterize, ref_attn_func
-from magi_attention.testing.precision import EPSILON, extract_mismatch_info
+from magi_attention.testing import assert_close, ref_attn_func
 
 
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
@@ -56,28 +55,10 @@ def test_types_of_the_reference():
 def test_comparisons():
     a = torch.zeros(4)
     b = torch.tensor([0.0, 0.0, 0.0, 1.0])
-    assert calc_inf_norm(a, b) == 1.0 and calc_inf_norm(a[:0], b[:0]) == 0.0 and EPSILON > 0
     assert_close(a, b, mismatch_threshold=0.25)
-    with pytest.raises(AssertionError, match="case one: ") as caught:
+    with pytest.raises(AssertionError, match="case one: "):
         assert_close(a, b, mismatch_threshold=0.2, test_case="case one")
-    assert extract_mismatch_info(str(caught.value)) == (1, 4, 0.25)
     with pytest.raises(AssertionError):
         assert_close(a, b[:3], mismatch_threshold=1.0)  # another shape
     with pytest.raises(ValueError, match="mismatch_threshold is 2"):
         assert_close(a, a, mismatch_threshold=2)
-    with pytest.raises(ValueError, match="error_msg is 'x'"):
-        extract_mismatch_info("x")
-
-
-def test_every_combination():
-    seen = []
-
-    @parameterize("a", [1, 2])
-    @parameterize("b", "xy")
-    def case(prefix, a, b):
-        seen.append((prefix, a, b))
-        assert (a, b) != (2, "y")
-
-    with pytest.raises(AssertionError, match="with a=2, b='y'"):
-        case("p")
-    assert seen == [("p", 1, "x"), ("p", 1, "y"), ("p", 2, "x"), ("p", 2, "y")]

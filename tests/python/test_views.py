@@ -233,7 +233,7 @@ def builders() -> Table:
 
 
 def block_tables() -> Table:
-    """Ranges and dense masks of blocks and lists of blocks, and partial results."""
+    """Ranges of blocks and lists of blocks, and partial results."""
     generator = torch.Generator().manual_seed(0)
     visible = torch.rand(6, 7, generator=generator) < 0.5
     lists = torch.randint(-1, NUM, (HEADS[1], NUM, 3), generator=generator, dtype=torch.int32)
@@ -241,7 +241,6 @@ def block_tables() -> Table:
     rows = torch.full((HEADS[1], NUM), BLOCK)
     parts = torch.rand(2, 6, 4, 3, generator=generator)
     state = dict(zip(("out1", "out2"), parts)) | dict(zip(("lse1", "lse2"), parts[..., 0]))
-    square = (ROWS, ROWS, BLOCK, BLOCK, HEADS[0])
     return {
         "topk": (
             lambda lists: sparse_utils.generate_ranges_from_topk_indices(lists, 8, 8, NUM),
@@ -256,25 +255,11 @@ def block_tables() -> Table:
             lambda mask: sparse_utils.generate_ranges_from_block_mask_triton(mask, 8, 8),
             {"mask": blocks},
         ),
-        "dense of blocks": (
-            lambda mask: sparse_utils.get_sdpa_mask_from_block_sparse_mask(mask, *square),
-            {"mask": blocks},
-        ),
-        "dense of lists": (
-            lambda lists: sparse_utils.get_sdpa_mask_from_topk_indices(lists, *square),
-            {"lists": lists},
-        ),
         "sizes": (
             lambda mask, rows, cols: sparse_utils.generate_ranges_from_var_block_mask(
                 mask, rows, cols, HEADS[1], HEADS[1]
             ),
             {"mask": blocks[0, 0].repeat(2, 2), "rows": rows, "cols": rows},
-        ),
-        "dense of indices": (
-            lambda lists: sparse_utils.get_sdpa_mask_from_index_sparse_indices(
-                lists, 1, *HEADS, NUM, NUM
-            ),
-            {"lists": lists.transpose(0, 1)},
         ),
         "partial results": (utils.correct_attn_out_lse, state),
     }  # fmt: skip

@@ -10,43 +10,12 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from magi_attention._native.tensors import as_plain, refuse_tangent
+from magi_attention._native.tensors import refuse_tangent
 from magi_attention.comm.process_group import rank_in
 from magi_attention.common._arguments import check_int, check_kind
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.compat import group_collectives as grpcoll
 from magi_attention.compat.group_collectives import group_cast, group_reduce
-from magi_attention.compat.work import GeneralWork
-
-
-@torch.no_grad()
-def all2all_v(
-    input: torch.Tensor,
-    output: torch.Tensor,
-    input_split_size_list: Sequence[int],
-    output_split_size_list: Sequence[int],
-    group: dist.ProcessGroup,
-    async_op: bool = False,
-) -> GeneralWork:
-    """Sends the first input_split_size_list[0] rows of input to rank 0, the next to rank 1, and so
-    on; output gets output_split_size_list[r] rows of rank r, in the order of ranks. Both are
-    contiguous and differ in their rows alone. Returns what wait() ends; without async_op it is
-    over. ValueError for other numbers of sizes than ranks, and for an output that is a lazy view.
-    """
-    rank_in("group", group)
-    input = as_plain("input", input).resolve_conj()
-    if output.is_neg() or output.is_conj():
-        raise ValueError("output is negated or conjugated lazily; allowed: a plain torch.Tensor")
-    for name, sizes in (
-        ("input_split_size_list", input_split_size_list),
-        ("output_split_size_list", output_split_size_list),
-    ):
-        _check_count(name, sizes, group)
-    work = dist.all_to_all_single(
-        output, input, list(output_split_size_list), list(input_split_size_list), group=group,
-        async_op=async_op,
-    )  # fmt: skip
-    return GeneralWork(work)
 
 
 @torch.no_grad()
@@ -175,6 +144,6 @@ def scatter_fwd_all_gather_bwd(
 
 
 __all__ = [
-    "all2all_v", "all_gather_fwd_scatter_bwd", "all_gather_v", "group_cast", "group_reduce",
-    "grpcoll", "scatter_fwd_all_gather_bwd", "scatter_v",
+    "all_gather_fwd_scatter_bwd", "all_gather_v", "group_cast", "group_reduce", "grpcoll",
+    "scatter_fwd_all_gather_bwd", "scatter_v",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The original's helpers around block-sparse and index-sparse attention: random patterns, ranges
-from block masks and from lists of blocks, dense masks to compare with.
+from block masks and from lists of blocks.
 
 Heads are folded into rows where ranges are made: kv head h has rows [h * rows, (h + 1) * rows), so
 q is given as [heads_kv * rows_q, heads_q / heads_kv, dim] and k as [heads_kv * rows_k, 1, dim].
@@ -138,10 +138,6 @@ def generate_ranges_from_topk_indices(
     )
 
 
-# The name of the original's Triton kernel.
-generate_ranges_from_topk_indices_triton = generate_ranges_from_topk_indices
-
-
 def generate_ranges_from_block_mask(
     block_mask: torch.Tensor, block_m: int, block_n: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,58 +172,6 @@ def generate_ranges_from_block_mask_triton(
         _as_ranges(q_block * block_m * seen, (q_block + 1) * block_m * seen),
         _as_ranges(k_block * block_n * seen, (k_block + 1) * block_n * seen),
     )
-
-
-def _upsampled(block_mask: torch.Tensor, block_q: int, block_k: int) -> torch.Tensor:
-    return block_mask.repeat_interleave(block_q, dim=-2).repeat_interleave(block_k, dim=-1)
-
-
-def get_sdpa_mask_from_block_sparse_mask(
-    block_mask: torch.Tensor,
-    seqlen_q: int,
-    seqlen_k: int,
-    block_size_q: int,
-    block_size_k: int,
-    num_q_heads: int,
-    batch_size: int = 1,
-) -> torch.Tensor:
-    """bool [batch_size, num_q_heads, seqlen_q, seqlen_k] of a mask of blocks [1, heads_kv,
-    q_blocks, k_blocks].
-    """
-    _check_sizes(block_size_q=block_size_q, block_size_k=block_size_k, batch_size=batch_size)
-    _check_batch("block_mask", block_mask)
-    _check_heads(num_q_heads, block_mask.shape[1])
-    mask = _upsampled(block_mask[0], block_size_q, block_size_k)[:, :seqlen_q, :seqlen_k]
-    mask = mask.repeat_interleave(num_q_heads // block_mask.shape[1], dim=0)
-    return mask.unsqueeze(0).expand(batch_size, -1, -1, -1)
-
-
-def get_sdpa_mask_from_topk_indices(
-    topk_indices: torch.Tensor,
-    seqlen_q: int,
-    seqlen_k: int,
-    block_size_q: int,
-    block_size_k: int,
-    num_q_heads: int,
-    batch_size: int = 1,
-) -> torch.Tensor:
-    """bool [batch_size, num_q_heads, seqlen_q, seqlen_k] of lists of blocks of keys, int [heads_kv,
-    q_blocks, topk]. Entries that are no block count as none.
-    """
-    _check_sizes(block_size_k=block_size_k)
-    _check_axes("topk_indices", topk_indices, 3)
-    mask = _listed(topk_indices, -(-seqlen_k // block_size_k))
-    return get_sdpa_mask_from_block_sparse_mask(
-        mask.unsqueeze(0), seqlen_q, seqlen_k, block_size_q, block_size_k, num_q_heads, batch_size
-    )
-
-
-def _listed(lists: torch.Tensor, num_blocks: int) -> torch.Tensor:
-    """bool [..., num_blocks]: which blocks stand in lists [..., n]."""
-    is_block = (lists >= 0) & (lists < num_blocks)
-    places = torch.where(is_block, lists, num_blocks).to(torch.int64)
-    mask = lists.new_zeros((*lists.shape[:-1], num_blocks + 1), dtype=torch.bool)
-    return mask.scatter_(-1, places, True)[..., :num_blocks]
 
 
 def _random_sizes(total: int, parts: int, least: int, rows: int, device) -> torch.Tensor:
@@ -307,29 +251,6 @@ def generate_ranges_from_var_block_mask(
     )
 
 
-def get_sdpa_mask_from_var_block_mask(
-    block_mask: torch.Tensor,
-    seqlen_q: int,
-    seqlen_k: int,
-    block_row_sz: torch.Tensor,
-    block_col_sz: torch.Tensor,
-    num_q_heads: int,
-    bsz: int = 1,
-) -> torch.Tensor:
-    """bool [bsz, num_q_heads, seqlen_q, seqlen_k] of a mask of blocks bool [1, heads, q_blocks,
-    k_blocks] with sizes as in generate_ranges_from_var_block_mask.
-    """
-    _check_batch("block_mask", block_mask)
-    heads, num_kv_heads = block_mask.shape[1], block_col_sz.shape[0]
-    _check_heads(num_q_heads, heads)
-    whole = block_mask.new_zeros((num_q_heads, seqlen_q, seqlen_k))
-    for head in range(num_q_heads):
-        of_mask, of_kv = head * heads // num_q_heads, head * num_kv_heads // num_q_heads
-        rows = block_mask[0, of_mask].repeat_interleave(block_row_sz[of_mask], dim=0)
-        whole[head] = rows.repeat_interleave(block_col_sz[of_kv], dim=1)
-    return whole.unsqueeze(0).expand(bsz, -1, -1, -1)
-
-
 def choose_ref_block(block_size: tuple[int, int], qhead_per_khead: int) -> dict[str, Any]:
     """ref_block_size, swap_ab, pack_gqa and sparse_load for flex_flash_attn_func, as the original
     takes them for blocks of (queries, keys). They change no result here: tiles are chosen from the
@@ -379,55 +300,3 @@ def build_index_sparse_indices(
     chosen += torch.arange(B, device=device).view(-1, 1, 1, 1) * num_blocks
     indices = chosen.reshape(B * S_q, NHK, topk).to(torch.int32)
     return torch.nn.functional.pad(indices, (0, max_topk - topk), value=-1)
-
-
-def invert_index_sparse_indices(
-    index_sparse_indices: torch.Tensor,
-    seqlen_k: int,
-    sparse_k_block_size: int = 1,
-    pad_multiple: int = 1,
-) -> tuple[torch.Tensor, int]:
-    """Turns the blocks of keys that queries see, int32 [rows_q, heads_kv, topk], the queries that
-    see each block, int32 [blocks, heads_kv, most], in rising order, then -1; and `most`, a multiple
-    of pad_multiple. An entry that stands n times counts n times. Waits for a GPU.
-    """
-    _check_axes("index_sparse_indices", index_sparse_indices, 3)
-    _check_sizes(sparse_k_block_size=sparse_k_block_size, pad_multiple=pad_multiple)
-    num_blocks = -(-seqlen_k // sparse_k_block_size)
-    is_block = (index_sparse_indices >= 0) & (index_sparse_indices < num_blocks)
-    rows, heads, _ = is_block.nonzero(as_tuple=True)
-    num_heads = index_sparse_indices.shape[1]
-    lists, order = (index_sparse_indices[is_block].long() * num_heads + heads).sort(stable=True)
-    counts = torch.bincount(lists, minlength=num_blocks * num_heads)
-    most = int(counts.max()) if counts.numel() else 0
-    most = -(-most // pad_multiple) * pad_multiple
-    places = torch.arange(len(lists), device=lists.device) - (counts.cumsum(0) - counts)[lists]
-    found = lists.new_full((len(counts), most), -1, dtype=torch.int32)
-    found[lists, places] = rows[order].to(torch.int32)
-    return found.view(num_blocks, num_heads, most), most
-
-
-def get_sdpa_mask_from_index_sparse_indices(
-    index_sparse_indices: torch.Tensor,
-    batch: int,
-    num_q_heads: int,
-    num_kv_heads: int,
-    seqlen_q: int,
-    seqlen_k: int,
-    device: str | torch.device | None = None,
-    sparse_k_block_size: int = 1,
-) -> torch.Tensor:
-    """bool [batch, num_q_heads, seqlen_q, seqlen_k] of index_sparse_indices as
-    build_index_sparse_indices makes them: which keys of its own sequence a query sees. A dense mask
-    does not tell how often. device: None: that of the indices.
-    """
-    _check_sizes(batch=batch, sparse_k_block_size=sparse_k_block_size)
-    _check_axes("index_sparse_indices", index_sparse_indices, 3)
-    _check_heads(num_q_heads, num_kv_heads)
-    num_blocks = -(-seqlen_k // sparse_k_block_size)
-    lists = index_sparse_indices.reshape(batch, seqlen_q, num_kv_heads, -1)
-    first = torch.arange(batch, device=lists.device).view(-1, 1, 1, 1) * num_blocks
-    mask = _listed(lists - first, num_blocks).permute(0, 2, 1, 3)
-    mask = mask.repeat_interleave(sparse_k_block_size, dim=-1)[..., :seqlen_k]
-    mask = mask.repeat_interleave(num_q_heads // num_kv_heads, dim=1)
-    return mask if device is None else mask.to(device)

@@ -1,15 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the original import: comparisons of tensors, dense attention without the library to
-compare results with, and cases of parameters inside of one test.
-"""
+"""Dense attention without the library, to compare results with, and a comparison of tensors."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from functools import wraps
-from itertools import product
-from typing import Any
 
 import torch
 
@@ -17,19 +11,7 @@ from magi_attention.common._arguments import as_bool, check_kind
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional.utils import safe_lse, safe_softmax
 
-EPSILON = 1e-8  # keeps quotients finite
 _MISMATCHED = re.compile(r"Mismatched elements: (\d+) / (\d+)")
-
-
-def extract_mismatch_info(error_msg: str) -> tuple[int, int, float]:
-    """Reads a message of torch.testing.assert_close: elements that differ, all, and their share.
-    ValueError for another message.
-    """
-    found = _MISMATCHED.search(error_msg)
-    if found is None:
-        raise ValueError(f"error_msg is {error_msg!r}; allowed: one that counts elements")
-    differing, total = int(found[1]), int(found[2])
-    return differing, total, differing / total
 
 
 def assert_close(
@@ -53,14 +35,6 @@ def assert_close(
         if found is None or int(found[1]) > mismatch_threshold * int(found[2]):
             title = f"{test_case}: " if test_case else ""
             raise AssertionError(f"{title}{error}") from None
-
-
-def calc_inf_norm(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest absolute difference of two elements, 0 for none."""
-    for name, tensor in (("a", a), ("b", b)):
-        check_kind(name, tensor, torch.Tensor, "a torch.Tensor")
-    difference = (a.float() - b.float()).abs()
-    return difference.max().item() if difference.numel() else 0.0
 
 
 _BACKENDS = ("sdpa", "torch")
@@ -136,36 +110,4 @@ def _sink_columns(sink: torch.Tensor, sink_layout: str, rows: int) -> torch.Tens
     return sink.permute(2, 0, 1)
 
 
-def parameterize(argument: str, values: Sequence[Any]) -> Callable:
-    """Calls a test with every value for one of its arguments; several on top of each other give
-    every combination. A failure names the values that it came with.
-    """
-
-    def decorate(test: Callable) -> Callable:
-        inner = getattr(test, "parameters", ())
-        plain = getattr(test, "without_parameters", test)
-
-        @wraps(plain)
-        def run_all(*args, **kwargs) -> None:
-            names = [name for name, _ in run_all.parameters]
-            for chosen in product(*(options for _, options in run_all.parameters)):
-                case = dict(zip(names, chosen))
-                try:
-                    plain(*args, **kwargs, **case)
-                except Exception as error:
-                    shown = ", ".join(f"{name}={value!r}" for name, value in case.items())
-                    raise AssertionError(
-                        f"with {shown}: {type(error).__name__}: {error}"
-                    ) from error
-
-        run_all.parameters = ((argument, tuple(values)), *inner)
-        run_all.without_parameters = plain
-        return run_all
-
-    return decorate
-
-
-__all__ = [
-    "EPSILON", "assert_close", "calc_inf_norm", "extract_mismatch_info", "parameterize",
-    "ref_attn_func",
-]  # fmt: skip
+__all__ = ["assert_close", "ref_attn_func"]
