@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from unittest import mock
 
@@ -21,9 +22,9 @@ import torch
 import test_api_names as listed
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.dist_attn_runtime_mgr import check_flag_comb
+from test_api_names import rows_of
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(__file__).parent / "data"
 PREFIX = "MAGI_ATTENTION_"
 
 # What signatures of later releases have not: the names of 1.1.1 beside the present ones.
@@ -36,11 +37,6 @@ BESIDE = {
 
 # Arguments that go with lists of keys in place of ranges.
 BY_LISTS = ("index_sparse", "index_attn", "sparse_k_block_size", "k_block_size", "q_block_size")
-
-
-def rows_of(name: str) -> list[list[str]]:
-    lines = (DATA / name).read_text(encoding="utf-8").splitlines()
-    return [line.split("\t") for line in lines if not line.startswith("#")]
 
 
 def broken(call, *arguments) -> str:
@@ -61,8 +57,7 @@ def named() -> list[tuple[str, str]]:
 
 def names() -> Iterator[tuple[str, str]]:
     for file in ("api_names.tsv", "compat_names.tsv"):
-        for row in rows_of(file):
-            module, name, kind, text = (*row, "")[:4]
+        for module, name, kind, text in listed.names_of(rows_of(file)):
             found = broken(listed.test_name, module, name, kind, text)
             yield f"{module}.{name} ({kind})", found
             if text.startswith("("):
@@ -70,12 +65,18 @@ def names() -> Iterator[tuple[str, str]]:
                     yield f"{module}.{name}({parameter}=)", found
 
 
+def pairs_of(file: str) -> Iterator[tuple[str, str]]:
+    """Each name of a list with each of its values."""
+    for _, names, values in rows_of(file):
+        yield from product(names.split(), values.split())
+
+
 def arguments() -> Iterator[tuple[str, str]]:
     q = torch.zeros(8, 2, 8)
     index = torch.zeros(8, 2, 128, dtype=torch.int32)
     values = {"sink": torch.zeros(1, 2), "index": index}
     ranges = torch.tensor([[0, 8]], dtype=torch.int32)
-    for _, name, value in rows_of("compat_arguments.tsv"):
+    for name, value in pairs_of("compat_arguments.tsv"):
         mask = {"index_sparse_indices": index} if name in BY_LISTS else {}
         if name.endswith("_indices"):
             mask = {}
@@ -90,7 +91,7 @@ def variables() -> Iterator[tuple[str, str]]:
     told = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
     cleared = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
     cleared |= {PREFIX + "LIBRARY": os.environ.get(PREFIX + "LIBRARY", "")}
-    for _, name, value in rows_of("compat_variables.tsv"):
+    for name, value in pairs_of("compat_variables.tsv"):
         with mock.patch.dict(os.environ, {**cleared, name: value}, clear=True):
             found = broken(check_flag_comb)
         if f"`{name.removeprefix(PREFIX)}`" not in told:

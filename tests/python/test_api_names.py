@@ -8,14 +8,34 @@ import ast
 import dataclasses
 import importlib
 import inspect
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 
 import pytest
 
-LINES = (Path(__file__).parent / "data" / "api_names.tsv").read_text(encoding="utf-8").splitlines()
 NO_DEFAULT = inspect.Parameter.empty
-ROWS = [([*line.split("\t"), ""])[:4] for line in LINES if not line.startswith("#")]
+
+
+def rows_of(file: str) -> list[list[str]]:
+    """The rows of a list in data."""
+    lines = (Path(__file__).parent / "data" / file).read_text(encoding="utf-8").splitlines()
+    return [line.split("\t") for line in lines if not line.startswith("#")]
+
+
+def names_of(rows: list[list[str]]) -> Iterator[tuple[str, str, str, str]]:
+    """Module, name, kind and text of every name; api_names.tsv tells how a row has several."""
+    for row in rows:
+        module, names, kind, text = (*row, "")[:4]
+        owner = ""
+        for item in names.split():
+            name, _, value = item.partition("=")
+            name = owner + name if name.startswith(".") else name
+            owner = name.partition(".")[0]
+            yield module, name, kind, value or text
+
+
+ROWS = list(names_of(rows_of("api_names.tsv")))
 
 _RENAMED = "takes the names of older releases, with a DeprecationWarning"
 _NEWER = "an argument of newer releases"
