@@ -15,93 +15,65 @@ from magi_attention.integrations.trainer import MagiCallback, MagiCollator, unpa
 from ranks import Ranks
 
 
+def needs(*packages):
+    """Skips a test where one of them is not installed."""
+    for package in packages:
+        pytest.importorskip(package, reason=f"{package} is not installed")
+
+
+def sharded(**settings):
+    """Parameters, gradients and optimizer states are sharded over all ranks (FSDP2), sequences over
+    those of their group.
+    """
+    return {"fsdp": True, "fsdp_config": {"version": 2, **settings}}
+
+
 @pytest.mark.parametrize(
-    "size, name, options",
+    "size, name, options, change",
     [
-        (2, "llama", {}),
-        (4, "gemma2", {}),
-        (2, "llama", {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}),
+        (2, "llama", {}, ""),
+        (4, "gemma2", {}, ""),
+        (2, "llama", {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}, ""),
+        (2, "llama", {"accelerator_config": {"dispatch_batches": False}}, "streamed"),
+        (2, "llama", {}, "lora"),
+        (2, "llama", {"gradient_checkpointing": True}, "lora"),
+        # Under autocast rotated queries and keys are of float32 and values of bfloat16.
+        (2, "llama", {"bf16": True}, ""),
+        (2, "gpt_oss", {"bf16": True}, ""),
+        (2, "llama", sharded(), ""),
+        (4, "gemma2", sharded(reshard_after_forward=False), ""),
+        (4, "llama", {"gradient_accumulation_steps": 2, **sharded(activation_checkpointing=True)},
+         ""),
+        # FSDP makes the plan anew, field by field, as each argument of a call that it casts.
+        (2, "llama", {"bf16": True, **sharded()}, ""),
+        (2, "llama", sharded(), "lora"),
     ],
     ids=str,
-)
-def test_trainer(ranks, size, name, options):
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
-    ranks.run(4, cases.trainer, size, name, options)
-
-
-def test_streamed(ranks):
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
-    works = {"accelerator_config": {"dispatch_batches": False}}
-    ranks.run(4, cases.trainer, 2, "llama", works, "streamed")
-
-
-def test_metrics(ranks):
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
-    ranks.run(4, cases.metrics_over_ranks)
-
-
-COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
-
-
-@pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}], ids=str)
-def test_trainer_with_adapters(ranks, options):
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
-    pytest.importorskip("peft", reason="peft is not installed")
-    ranks.run(4, cases.trainer, 2, "llama", options, "lora")
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-def test_trainer_in_bfloat16(ranks, name):
-    """Under autocast, where rotated queries and keys are of float32 and values of bfloat16."""
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
-    ranks.run(4, cases.trainer, 2, name, {"bf16": True})
+)  # fmt: skip
+def test_trainer(ranks, size, name, options, change):
+    needs("accelerate", *["peft"] * (change == "lora"))
+    ranks.run(4, cases.trainer, size, name, options, change)
 
 
 def test_trainer_compiled():
     """Two ranks alone: each of them compiles for itself, for minutes on a busy machine."""
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
-    ranks = Ranks(2, seconds=600)
+    needs("accelerate")
+    ranks, options = Ranks(2, seconds=600), {"torch_compile_backend": "aot_eager"}
     try:
-        ranks.run(2, cases.trainer, 2, "llama", COMPILED)
+        ranks.run(2, cases.trainer, 2, "llama", {"torch_compile": True, **options})
     finally:
         ranks.stop()
 
 
-class TestSharded:
-    """Parameters, gradients and optimizer states are sharded over all ranks (FSDP2), sequences over
-    those of their group.
-    """
+def test_metrics(ranks):
+    needs("accelerate")
+    ranks.run(4, cases.metrics_over_ranks)
 
-    @pytest.fixture(autouse=True)
-    def installed(self):
-        pytest.importorskip("accelerate", reason="accelerate is not installed")
 
-    @pytest.mark.parametrize(
-        "size, name, options, settings",
-        [
-            (2, "llama", {}, {}),
-            (4, "gemma2", {}, {"reshard_after_forward": False}),
-            (4, "llama", {"gradient_accumulation_steps": 2}, {"activation_checkpointing": True}),
-        ],
-        ids=str,
-    )
-    def test_trainer(self, ranks, size, name, options, settings):
-        settings = {"version": 2, **settings}
-        ranks.run(4, cases.trainer, size, name, {**options, "fsdp": True, "fsdp_config": settings})
-
-    def test_trainer_in_bfloat16(self, ranks):
-        """FSDP makes the plan anew, field by field, as each argument of a call that it casts."""
-        options = {"bf16": True, "fsdp": True, "fsdp_config": {"version": 2}}
-        ranks.run(4, cases.trainer, 2, "llama", options)
-
-    def test_trainer_with_adapters(self, ranks):
-        pytest.importorskip("peft", reason="peft is not installed")
-        options = {"fsdp": True, "fsdp_config": {"version": 2}}
-        ranks.run(4, cases.trainer, 2, "llama", options, "lora")
-
-    @pytest.mark.parametrize("size, name", [(1, "llama"), (2, "gemma2")])
-    def test_loop_of_accelerate(self, ranks, size, name):
-        ranks.run(4, cases.accelerated, size, name)
+@pytest.mark.parametrize("size, name", [(1, "llama"), (2, "gemma2")])
+def test_sharded_loop_of_accelerate(ranks, size, name):
+    needs("accelerate")
+    ranks.run(4, cases.accelerated, size, name)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt_oss"])
@@ -113,7 +85,7 @@ def test_loops(ranks, name):
 @pytest.mark.parametrize("change", ["lora", "checkpointed"])
 def test_changed_models(ranks, change):
     if change == "lora":
-        pytest.importorskip("peft", reason="peft is not installed")
+        needs("peft")
     cases.loop(None, "llama", change)
     ranks.run(2, cases.loop, "llama", change)
 
@@ -230,11 +202,9 @@ class TestWhereItRuns:
     def test_worker(self, collator):
         def loss(num_workers):
             loader = torch.utils.data.DataLoader(
-                [{"input_ids": IDS}],
-                collate_fn=collator,
-                num_workers=num_workers,
+                [{"input_ids": IDS}], collate_fn=collator, num_workers=num_workers,
                 timeout=60 * num_workers,
-            )
+            )  # fmt: skip
             return collator.model(**next(iter(loader))).loss
 
         with pytest.raises(ValueError, match="allowed: dataloader_num_workers=0, as plans stay"):
@@ -304,32 +274,30 @@ class TestRefusals:
     def test_models_and_arguments(self):
         with pytest.raises(ValueError, match="LlamaForCausalLM attends through 'sdpa'"):
             MagiCollator(models.model("llama", "sdpa"))
-        pytest.importorskip("accelerate", reason="accelerate is not installed")
+        needs("accelerate")
+        from accelerate import ParallelismConfig
 
         class Arguments:
             world_size, average_tokens_across_devices, label_smoothing_factor = 2, False, 0.1
             parallelism_config, remove_unused_columns = None, True
             dataloader_num_workers = 2
 
-        with pytest.raises(ValueError, match="remove_unused_columns is True; allowed: False"):
-            MagiCallback().on_train_begin(Arguments, None, None, None)
+        def is_refused(match):
+            with pytest.raises(ValueError, match=match):
+                MagiCallback().on_train_begin(Arguments, None, None, None)
+
+        is_refused("remove_unused_columns is True; allowed: False")
         MagiCallback().on_init_end(Arguments, None, None)
         assert Arguments.remove_unused_columns is False
-        with pytest.raises(ValueError, match="average_tokens_across_devices is False"):
-            MagiCallback().on_train_begin(Arguments, None, None, None)
+        is_refused("average_tokens_across_devices is False")
         Arguments.average_tokens_across_devices = True
-        with pytest.raises(ValueError, match="dataloader_num_workers is 2; allowed: 0"):
-            MagiCallback().on_train_begin(Arguments, None, None, None)
+        is_refused("dataloader_num_workers is 2; allowed: 0")
         Arguments.dataloader_num_workers = 0
-        with pytest.raises(ValueError, match=r"label_smoothing_factor is 0\.1; allowed: 0"):
-            MagiCallback().on_train_begin(Arguments, None, None, None)
+        is_refused(r"label_smoothing_factor is 0\.1; allowed: 0")
         Arguments.label_smoothing_factor = 0.0
-        from accelerate import ParallelismConfig
-
         for name in ("cp_size", "sp_size"):
             Arguments.parallelism_config = ParallelismConfig(**{name: 2})
-            with pytest.raises(ValueError, match=f"parallelism_config has {name} 2; allowed: 1"):
-                MagiCallback().on_train_begin(Arguments, None, None, None)
+            is_refused(f"parallelism_config has {name} 2; allowed: 1")
         Arguments.parallelism_config = None
         model = models.model("llama", "sdpa")
         MagiCallback().on_train_begin(Arguments, None, None, model)
