@@ -24,7 +24,7 @@ from magi_attention.config import (
     library,
 )
 from magi_attention.config.library import COST_VARIABLE
-from magi_attention.env import apply_log_level, build, comm, ffa, general
+from magi_attention.env import apply_log_level, build, comm, general
 from magi_attention.meta.solver import dispatch_solver as solver
 from magi_attention.meta.solver.overlap_solver import UniformOverlapAlg
 from magi_attention.plan import Plan
@@ -131,7 +131,6 @@ class TestEnvironment:
         monkeypatch.setenv("MAGI_ATTENTION_AUTO_RANGE_MERGE", "1")
         with pytest.warns(DeprecationWarning, match="use MAGI_ATTENTION_RANGE_MERGE"):
             assert general.is_range_merge_enable()
-        assert ffa.BWD_TILE_M == "MAGI_ATTENTION_FFA_BWD_TILE_M"
 
     def test_log_level(self, monkeypatch, capsys):
         logger = logging.getLogger("magi_attention")

@@ -91,30 +91,19 @@ def _check_count(name: str, sizes: Sequence[int], group: dist.ProcessGroup) -> N
         check_int(f"{name}[{index}]", size, 0)
 
 
-class _Gather(torch.autograd.Function):
+class _Moved(torch.autograd.Function):
+    """A collective, and the one of its gradient; name: of the function that errors tell."""
+
     @staticmethod
-    def forward(ctx, x, group, dim, split_sizes):
-        ctx.arguments = (group, dim, split_sizes)
-        return all_gather_v(x, *ctx.arguments)
+    def forward(ctx, x, name, collective, back, *arguments):
+        ctx.name, ctx.back, ctx.arguments = name, back, arguments
+        return collective(x, *arguments)
 
     @staticmethod
     def backward(ctx, gradient):
-        refuse_second_derivative("all_gather_fwd_scatter_bwd")
+        refuse_second_derivative(ctx.name)
         refuse_tangent("the gradient", gradient)
-        return scatter_v(gradient, *ctx.arguments), None, None, None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group, dim, split_sizes):
-        ctx.arguments = (group, dim, split_sizes)
-        return scatter_v(x, *ctx.arguments)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        refuse_second_derivative("scatter_fwd_all_gather_bwd")
-        refuse_tangent("the gradient", gradient)
-        return all_gather_v(gradient, *ctx.arguments), None, None, None
+        return ctx.back(gradient, *ctx.arguments), None, None, None, None, None, None
 
 
 def all_gather_fwd_scatter_bwd(
@@ -127,7 +116,8 @@ def all_gather_fwd_scatter_bwd(
     rank holds. Collective in forward.
     """
     refuse_tangent("input", input)
-    return _Gather.apply(input, group, dim, split_sizes)
+    name = "all_gather_fwd_scatter_bwd"
+    return _Moved.apply(input, name, all_gather_v, scatter_v, group, dim, split_sizes)
 
 
 def scatter_fwd_all_gather_bwd(
@@ -140,7 +130,8 @@ def scatter_fwd_all_gather_bwd(
     backward.
     """
     refuse_tangent("input", input)
-    return _Scatter.apply(input, group, dim, split_sizes)
+    name = "scatter_fwd_all_gather_bwd"
+    return _Moved.apply(input, name, scatter_v, all_gather_v, group, dim, split_sizes)
 
 
 __all__ = [

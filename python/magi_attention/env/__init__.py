@@ -10,9 +10,9 @@ from magi_attention._environment import (
     num_warnings,
     whole_environment,
 )
-from magi_attention.env import build, comm, ffa, general
+from magi_attention.env import build, comm, general
 
-__all__ = ["build", "comm", "ffa", "general"]
+__all__ = ["build", "comm", "general"]
 
 
 # The level that the logger has from here, not from the program.
