@@ -61,6 +61,17 @@ class Case:
 
 
 # Over 3 ranks the last one gets no row.
+OPTIONS = [
+    {"sinks": 8, "mask": "empty_rows"},
+    {"sinks": 2, "sink_per_row": True},
+    {"softcap": 2.5},
+    {"scale": 0.3},
+    {"with_lse_gradient": True, "sinks": 2, "softcap": 4.0},
+    {"is_partial_grad": True},
+    {"head_dim": 24},
+    {"rows": 33},
+    {"chunk_size": 5, "degree": 4},
+]
 IDLE = Case(mask="full", rows=4, uneven=True, alg="AffinityDispatchAlg")
 
 

@@ -12,7 +12,7 @@ from magi_attention._native.masked import BlockCall, BlockMask, BlockShape
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional import _sparse, block_sparse_attn_func
 from sparse_masks import below_diagonal, counts_of_blocks, counts_of_lists
-from test_flex import close, inputs
+from test_flex import QKV, close, inputs
 from test_views import LAYOUTS, permuted
 
 ROWS_Q, ROWS_K, HEADS = 70, 90, (4, 2)
@@ -178,17 +178,10 @@ class TestCapacity:
             block_sparse_attn_func(q, k, v, mask, max_runs=9, **SIZES)
 
 
-def good():
-    return {
-        "q": torch.zeros(6, 4, 8),
-        "k": torch.zeros(6, 2, 8),
-        "v": torch.zeros(6, 2, 8),
-        "block_mask": torch.zeros(2, 3, 2, dtype=torch.bool),
-        "q_block_size": 2,
-        "k_block_size": 3,
-    }
-
-
+GOOD = {
+    **QKV, "block_mask": torch.zeros(2, 3, 2, dtype=torch.bool), "q_block_size": 2,
+    "k_block_size": 3,
+}  # fmt: skip
 LISTS = torch.zeros(3, 2, 1, dtype=torch.int32)
 BAD = [
     ({"block_mask": None}, ValueError, "neither of them is given"),
@@ -215,16 +208,16 @@ BAD = [
 
 @pytest.mark.parametrize("change, error, match", BAD, ids=[b[2] for b in BAD])
 def test_bad_arguments(change, error, match):
-    block_sparse_attn_func(**good())
+    block_sparse_attn_func(**GOOD)
     with pytest.raises(error, match=match):
-        block_sparse_attn_func(**{**good(), **change})
+        block_sparse_attn_func(**{**GOOD, **change})
 
 
 def test_entries_that_are_no_block_are_those_of_the_argument(monkeypatch):
     monkeypatch.setenv("MAGI_ATTENTION_SANITY_CHECK", "1")
     lists = torch.full((3, 2, 1), 2, dtype=torch.int32)
     with pytest.raises(ValueError, match="block_lists has 6 entries that are no block"):
-        block_sparse_attn_func(**{**good(), "block_mask": None, "block_lists": lists})
+        block_sparse_attn_func(**{**GOOD, "block_mask": None, "block_lists": lists})
 
 
 def test_the_library_reads_a_mask_that_lives():

@@ -255,41 +255,29 @@ def test_later_refusal_without_padding(group):
 
 @over(2)
 @pytest.mark.parametrize("who", [0, 1])
-def test_later_abort(group, who: int):
+@pytest.mark.parametrize("looks", [False, True])
+def test_later_abort(group, looks: bool, who: int):
     """A rank that fails within a call ends those who wait for its rows; a plan that is bound anew
-    runs.
+    runs. looks: that rank has bound a plan for itself, to look at it.
     """
     others, group = group, own_group(dist.get_process_group_ranks(group))
     key, q, k, v = key_and_rows(group, "full")
-    wanted = api.calc_attn(q, k, v, key)[0]
+    bound = api.dist_attn_runtime_dict_mgr.get(key).bound
+    call = (lambda: bound.calc_attn(q, k, v)) if looks else (lambda: api.calc_attn(q, k, v, key))
+    if looks:
+        plan = bound.plan
+        if dist.get_rank(group) == who:
+            plan.bind(group)
+        bound = plan.bind(group)
+    wanted = call()[0]
     begin = time.monotonic()
     if dist.get_rank(group) == who:
-        communicator = api.dist_attn_runtime_dict_mgr.get(key).bound.communicator
-        check(lib.magi_communicator_abort(communicator.address, b"a reason"))
-    refuses(lambda: api.calc_attn(q, k, v, key), CommError, f"rank {who} aborted: a reason")
+        check(lib.magi_communicator_abort(bound.communicator.address, b"a reason"))
+    refuses(call, CommError, f"rank {who} aborted: a reason")
     assert time.monotonic() - begin < SOON
     group = own_group(dist.get_process_group_ranks(others))
     key = make_key(dense.masks(64)["full"], CASE, group)
     assert torch.equal(api.calc_attn(q, k, v, key)[0], wanted)
-
-
-@over(2)
-@pytest.mark.parametrize("who", [0, 1])
-def test_later_abort_after_a_plan_of_one_rank(group, who: int):
-    """A rank may bind plans for itself, to look at them: the ranks find each other all the same."""
-    others, group = group, own_group(dist.get_process_group_ranks(group))
-    key, q, k, v = key_and_rows(group, "full")
-    plan = api.dist_attn_runtime_dict_mgr.get(key).bound.plan
-    if dist.get_rank(group) == who:
-        plan.bind(group)
-    bound = plan.bind(group)
-    bound.calc_attn(q, k, v)
-    begin = time.monotonic()
-    if dist.get_rank(group) == who:
-        check(lib.magi_communicator_abort(bound.communicator.address, b"a reason"))
-    refuses(lambda: bound.calc_attn(q, k, v), CommError, f"rank {who} aborted: a reason")
-    assert time.monotonic() - begin < SOON
-    dist.barrier(others)
 
 
 @over(2)

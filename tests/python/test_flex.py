@@ -210,6 +210,19 @@ def test_ranges_changed_in_place_are_seen():
     assert (second[2:] == 0).all() and not torch.equal(first, second)
 
 
+def graph_agrees(layer, leaves_of, dynamic):
+    """One graph gives the tensors of layer(*leaves), of which out and lse have gradients."""
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    results = []
+    for function in (layer, compiled):
+        leaves = leaves_of()
+        found = function(*leaves)
+        (found[0].pow(2).sum() + found[1].sum()).backward()
+        results.append([*found, *(leaf.grad for leaf in leaves if leaf.requires_grad)])
+    for eager, graph in zip(*results):
+        assert torch.allclose(eager, graph)
+
+
 class TestCompiler:
     @pytest.mark.parametrize("dynamic", [False, True])
     def test_full_graph(self, dynamic):
@@ -221,16 +234,7 @@ class TestCompiler:
             out, meta = flex_flash_attn_func(q * 2, k, v, *ranges, sink=sink)
             return out + 1, meta.lse
 
-        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-        results = []
-        for function in (layer, compiled):
-            leaves = inputs(ROWS, ROWS)
-            leaf_sink = sink.clone().requires_grad_()
-            out, lse = function(*leaves, leaf_sink)
-            (out.pow(2).sum() + lse.sum()).backward()
-            results.append([out, lse] + [t.grad for t in (*leaves, leaf_sink)])
-        for eager, graph in zip(*results):
-            assert torch.allclose(eager, graph)
+        graph_agrees(layer, lambda: [*inputs(ROWS, ROWS), sink.clone().requires_grad_()], dynamic)
 
     def test_operators(self):
         mask = dense.masks(20)["four_types"]
@@ -270,18 +274,10 @@ class TestCompiler:
         assert meta.lse.shape == (8, 4) and meta.lse.dtype == torch.float32
 
 
-def good():
-    ranges = torch.tensor([[0, 6]], dtype=torch.int32)
-    return {
-        "q": torch.zeros(6, 4, 8),
-        "k": torch.zeros(6, 2, 8),
-        "v": torch.zeros(6, 2, 8),
-        "q_ranges": ranges,
-        "k_ranges": ranges.clone(),
-        "attn_type_map": torch.zeros(1, dtype=torch.int32),
-    }
-
-
+RANGE = torch.tensor([[0, 6]], dtype=torch.int32)
+QKV = {"q": torch.zeros(6, 4, 8), "k": torch.zeros(6, 2, 8), "v": torch.zeros(6, 2, 8)}
+TYPES = torch.zeros(1, dtype=torch.int32)
+GOOD = {**QKV, "q_ranges": RANGE, "k_ranges": RANGE.clone(), "attn_type_map": TYPES}
 BAD = [
     ({"q": [1]}, TypeError, "q is a list"),
     ({"q_ranges": None}, TypeError, "q_ranges is a NoneType"),
@@ -329,14 +325,14 @@ BAD = [
 
 @pytest.mark.parametrize("change, error, match", BAD, ids=[b[2] for b in BAD])
 def test_bad_arguments(change, error, match):
-    flex_flash_attn_func(**good())
+    flex_flash_attn_func(**GOOD)
     with pytest.raises(error, match=match):
-        flex_flash_attn_func(**{**good(), **change})
+        flex_flash_attn_func(**{**GOOD, **change})
 
 
 @pytest.mark.parametrize("yes", [True, torch.tensor(True), numpy.bool_(True), numpy.array(True)])
 def test_bools_of_other_packages(yes):
-    _, meta = flex_flash_attn_func(**good(), deterministic=yes, return_max_logits=yes)
+    _, meta = flex_flash_attn_func(**GOOD, deterministic=yes, return_max_logits=yes)
     assert meta.max_logits is not None
 
 

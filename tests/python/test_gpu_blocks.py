@@ -7,15 +7,9 @@ import torch
 
 from magi_attention.functional import block_sparse_attn_func
 from on_gpu import NEEDS_GPU, ROWS, inputs, no_waits
+from test_gpu_sparse import SIZES, random_mask
 
 pytestmark = NEEDS_GPU
-SIZES = {"q_block_size": 32, "k_block_size": 64}
-NUM_Q, NUM_K = -(-ROWS // 32), -(-ROWS // 64)
-
-
-def random_mask(seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.rand(2, NUM_Q, NUM_K, generator=generator) < 0.5).cuda()
 
 
 def upstream():

@@ -38,23 +38,11 @@ def test_degrees_and_heads(gpu_ranks, heads, degree):
     gpu_ranks.run(GPUS, cases.pipeline, case)
 
 
+UNEVEN = {"rows": 101, "uneven": True, "alg": "SequentialDispatchAlg"}
+
+
 @SIZES
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"sinks": 8, "mask": "empty_rows"},
-        {"sinks": 2, "sink_per_row": True},
-        {"softcap": 2.5},
-        {"scale": 0.3},
-        {"with_lse_gradient": True, "sinks": 2, "softcap": 4.0},
-        {"is_partial_grad": True},
-        {"head_dim": 24},
-        {"rows": 33},
-        {"chunk_size": 5, "degree": 4},
-        {"rows": 101, "uneven": True, "alg": "SequentialDispatchAlg"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("change", [*cases.OPTIONS, UNEVEN], ids=str)
 def test_options(gpu_ranks, size, change):
     gpu_ranks.run(size, cases.pipeline, replace(BASE, **change))
 

@@ -11,7 +11,7 @@ from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional import SparseForwardMeta
 from magi_attention.functional._operators import listed_backward_op, listed_forward_op
 from sparse_masks import check, counts_of_lists, random_case
-from test_flex import close, inputs
+from test_flex import QKV, RANGE, close, graph_agrees, inputs
 
 ROWS_Q, ROWS_K, HEADS = 30, 50, (4, 2)
 
@@ -172,17 +172,12 @@ class TestCompiler:
             out, meta = flex_flash_attn_func(q * 2, k, v, index_sparse_indices=lists, sink=sink)
             return out + 1, meta.lse, meta.error_word
 
-        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
         scores = torch.rand(ROWS_Q, HEADS[1], ROWS_K)
-        results = []
-        for function in (layer, compiled):
-            leaves = inputs(ROWS_Q, ROWS_K, HEADS)
-            leaf_sink = sink.clone().requires_grad_()
-            out, lse, word = function(*leaves, leaf_sink, scores)
-            (out.pow(2).sum() + lse.sum()).backward()
-            results.append([out, lse, word] + [t.grad for t in (*leaves, leaf_sink)])
-        for eager, graph in zip(*results):
-            assert torch.allclose(eager, graph)
+
+        def leaves():
+            return [*inputs(ROWS_Q, ROWS_K, HEADS), sink.clone().requires_grad_(), scores]
+
+        graph_agrees(layer, leaves, dynamic)
 
     def test_operators(self):
         lists = lists_of()
@@ -208,16 +203,7 @@ class TestCompiler:
         assert meta.lse.shape == (8, 4) and meta.error_word.shape == (2,)
 
 
-def good():
-    return {
-        "q": torch.zeros(6, 4, 8),
-        "k": torch.zeros(6, 2, 8),
-        "v": torch.zeros(6, 2, 8),
-        "index_sparse_indices": torch.zeros(6, 2, 3, dtype=torch.int32),
-    }
-
-
-RANGES = torch.tensor([[0, 6]], dtype=torch.int32)
+GOOD = {**QKV, "index_sparse_indices": torch.zeros(6, 2, 3, dtype=torch.int32)}
 BAD = [
     ({"index_sparse_indices": [1]}, TypeError, "index_sparse_indices is a list"),
     ({"index_sparse_indices": torch.zeros(6, 2, 3).long()}, TypeError, "dtype is torch.int64"),
@@ -228,7 +214,7 @@ BAD = [
      "index_sparse_indices is on meta"),
     ({"index_attn_indices": torch.zeros(6, 2, 3, dtype=torch.int32)}, ValueError,
      "index_attn_indices is given beside"),
-    ({"q_ranges": RANGES}, ValueError, "q_ranges is given beside index_sparse_indices"),
+    ({"q_ranges": RANGE}, ValueError, "q_ranges is given beside index_sparse_indices"),
     ({"block_sparse": True}, ValueError, "block_sparse is given beside"),
     ({"sparse_k_block_size": 0}, ValueError, "sparse_k_block_size is 0"),
     ({"sparse_k_block_size": 2, "k_block_size": 4}, ValueError, "k_block_size is 4 beside"),
@@ -243,12 +229,12 @@ BAD = [
 
 @pytest.mark.parametrize("change, error, match", BAD, ids=[b[2] for b in BAD])
 def test_bad_arguments(change, error, match):
-    flex_flash_attn_func(**good())
+    flex_flash_attn_func(**GOOD)
     with pytest.raises(error, match=match):
-        flex_flash_attn_func(**{**good(), **change})
+        flex_flash_attn_func(**{**GOOD, **change})
 
 
 def test_another_backend_is_refused_by_name(monkeypatch):
     monkeypatch.setenv("MAGI_ATTENTION_KERNEL_BACKEND", "sdpa")
     with pytest.raises(NotImplementedError, match="backend torch takes no lists of single queries"):
-        flex_flash_attn_func(**good())
+        flex_flash_attn_func(**GOOD)

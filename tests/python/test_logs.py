@@ -27,20 +27,26 @@ def attend(group, rows: int):
 
 
 class Kept(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
+    """What the logger is told inside."""
+
+    def __enter__(self) -> Kept:
         self.lines: list[str] = []
+        self.logger = logging.getLogger("magi_attention")
+        self.logger.addHandler(self)
+        return self
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
+
+    def __exit__(self, *error) -> None:
+        self.logger.removeHandler(self)
+        self.logger.setLevel(logging.NOTSET)
 
 
 @over(1, 2)
 def test_logged(group):
     """INFO tells of plans, DEBUG of new kinds of calls too, and the default of neither."""
-    logger, kept = logging.getLogger("magi_attention"), Kept()
-    logger.addHandler(kept)
-    try:
+    with Kept() as kept:
         for level, rows, wanted in (("WARN", 40, 0), ("INFO", 41, 1), ("DEBUG", 42, 4)):
             os.environ["MAGI_ATTENTION_LOG_LEVEL"] = level
             kept.lines.clear()
@@ -49,9 +55,6 @@ def test_logged(group):
             assert wanted != 1 or f"a plan of {rows} rows" in kept.lines[0]
             assert wanted < 4 or f": {rows} rows on " in kept.lines[0]  # the library's
             assert wanted < 4 or "calc_attn: q [" in kept.lines[3]
-    finally:
-        logger.removeHandler(kept)
-        logger.setLevel(logging.NOTSET)
 
 
 class WithoutNvlink:
@@ -67,15 +70,13 @@ class WithoutNvlink:
 @over(2)
 def test_the_log_tells_what_carries_rows(group):
     """The log tells once what carries a group's rows and why; rank 0 warns where nvlink failed."""
-    logger, kept = logging.getLogger("magi_attention"), Kept()
-    logger.addHandler(kept)
-    logger.setLevel(logging.INFO)
-    try:
+    with Kept() as kept:
+        kept.logger.setLevel(logging.INFO)
         for _ in range(2):
             groups.make_communicator(group, "process_group")
         assert len(kept.lines) == 1, kept.lines
         assert "carries rows between ranks, as transport is 'process_group'" in kept.lines[0]
-        logger.setLevel(logging.WARNING)
+        kept.logger.setLevel(logging.WARNING)
         for reason, has_warning in (("rank 0 is on another host", False), ("no access", True)):
             kept.lines.clear()
             base = WithoutNvlink(reason)
@@ -83,9 +84,6 @@ def test_the_log_tells_what_carries_rows(group):
             wanted = has_warning and torch.distributed.get_rank(group) == 0
             assert len(kept.lines) == wanted, kept.lines
             assert not wanted or kept.lines[0].endswith("cannot join nvlink: no access")
-    finally:
-        logger.removeHandler(kept)
-        logger.setLevel(logging.NOTSET)
 
 
 @over(1, 2)

@@ -188,6 +188,3 @@ def test_cross_attention(group, rows: int = 47):
          "ref_xattn_q_ranges holds"),
     ):  # fmt: skip
         refuses(lambda: manager.get_xattn_args(*arguments), error, pattern)
-
-
-SIZES = pytest.mark.parametrize("size", [1, 3])
