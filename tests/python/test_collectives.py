@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from magi_attention.comm import GeneralWork, WorkWithPostProcessFn
+from magi_attention.comm import WorkWithPostProcessFn
 from magi_attention.comm.functional import all_gather_fwd_scatter_bwd, scatter_fwd_all_gather_bwd
 from magi_attention.comm.primitive import all_gather_v, scatter_v
 from ranks import over, refuses
@@ -54,6 +54,6 @@ def test_works(group):
         refuses(lambda: started.wait_post_process(x), RuntimeError, "called before")
     assert WorkWithPostProcessFn().wait_post_process() is None
     parts = [dist.all_reduce(torch.ones(1), group=group, async_op=True) for _ in range(2)]
-    assert GeneralWork(parts).wait() is None
+    assert WorkWithPostProcessFn(parts).wait_post_process() is None
     for wrong in (3, [None, "work"]):
-        refuses(lambda: GeneralWork(wrong), TypeError, "allowed: what has wait()")
+        refuses(lambda: WorkWithPostProcessFn(wrong), TypeError, "allowed: what has wait()")

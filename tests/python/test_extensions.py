@@ -6,11 +6,12 @@ import contextlib
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing import assert_close
 
 import dense
 import flash_reference
 import magi_attn_extensions as extensions
-from magi_attention.testing import assert_close, ref_attn_func
+from magi_attention.testing import ref_attn_func
 from magi_attn_extensions import _installed
 
 HEADS, KV_HEADS, DIM = 4, 2, 8

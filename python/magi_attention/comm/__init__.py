@@ -12,6 +12,6 @@ def __getattr__(name: str):
     # They import torch.distributed, which importing the package should not.
     if name in ("functional", "primitive"):
         return import_module(f"{__name__}.{name}")
-    if name in ("GeneralWork", "WorkWithPostProcessFn"):
-        return getattr(import_module(f"{__name__}.work"), name)
+    if name == "WorkWithPostProcessFn":
+        return import_module(f"{__name__}.work").WorkWithPostProcessFn
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

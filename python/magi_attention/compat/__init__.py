@@ -32,7 +32,6 @@ MOVED = {
     "meta.solver.dispatch_solver": "config.dispatch",
     "meta.solver.overlap_solver": "config.overlap",
     "testing": "compat.testing",
-    "testing.precision": "compat.testing",
     "testing.ref_attn": "compat.testing",
     "utils": "compat.utils",
     "utils.nvtx": "compat.nvtx",

@@ -1,41 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense attention without the library, to compare results with, and a comparison of tensors."""
+"""Dense attention without the library, to compare results with."""
 
 from __future__ import annotations
-
-import re
 
 import torch
 
 from magi_attention.common._arguments import as_bool, check_kind
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional.utils import safe_lse, safe_softmax
-
-_MISMATCHED = re.compile(r"Mismatched elements: (\d+) / (\d+)")
-
-
-def assert_close(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    atol: float = 1e-5,
-    rtol: float = 1e-5,
-    mismatch_threshold: float = 0,
-    test_case: str = "",
-) -> None:
-    """AssertionError where more than the share mismatch_threshold of the elements differ from b by
-    more than atol + rtol * |b|; test_case names the comparison in the message. ValueError for a
-    share outside 0 to 1.
-    """
-    if not 0 <= mismatch_threshold <= 1:
-        raise ValueError(f"mismatch_threshold is {mismatch_threshold}; allowed: 0 to 1")
-    try:
-        torch.testing.assert_close(a, b, atol=atol, rtol=rtol)
-    except AssertionError as error:
-        found = _MISMATCHED.search(str(error))
-        if found is None or int(found[1]) > mismatch_threshold * int(found[2]):
-            title = f"{test_case}: " if test_case else ""
-            raise AssertionError(f"{title}{error}") from None
-
 
 _BACKENDS = ("sdpa", "torch")
 
@@ -110,4 +82,4 @@ def _sink_columns(sink: torch.Tensor, sink_layout: str, rows: int) -> torch.Tens
     return sink.permute(2, 0, 1)
 
 
-__all__ = ["assert_close", "ref_attn_func"]
+__all__ = ["ref_attn_func"]

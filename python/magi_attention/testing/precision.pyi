@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-from magi_attention.compat.testing import *
