@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import pytest
@@ -120,14 +121,19 @@ def check_sums(group, loss, model, wanted) -> None:
         assert (gradient - other).abs().max() <= 1e-9 * max(1.0, other.abs().max())
 
 
-def packed_documents(group, lengths, window=-1) -> None:
-    """magi_prepare_packed_cp and the attention function, against a dense mask."""
+def packed_documents(group, lengths, window=-1, is_of_calls=False) -> None:
+    """magi_prepare_packed_cp and the attention function, against a dense mask. is_of_calls: the
+    window comes with calls, as another mask on the placement of the active plan.
+    """
     batch = batch_of(lengths)
     spec = AttnMaskSpec.varlen(lengths, window_size=(window, 0))
     model = Model()
     packed.set_active_cp_group(group)
-    local, _ = packed.magi_prepare_packed_cp(HEADS, batch, group, spec=spec)
-    attend = packed.make_magi_attn_func()
+    local, _ = packed.magi_prepare_packed_cp(
+        HEADS, batch, group, spec=None if is_of_calls else spec
+    )
+    of_call = {"magi_attn_spec": spec, "window_size": (window, 0)} if is_of_calls else {}
+    attend = functools.partial(packed.make_magi_attn_func(), **of_call)
     logits = model(local["input_ids"], local["position_ids"], attend)
     loss = loss_of(logits, local["labels"])
     loss.backward()
@@ -159,26 +165,6 @@ def without_a_group(batch) -> None:
     assert state.cp_size == 1
     packed.magi_prepare_packed_cp(HEADS, batch, state.cp_group)
     assert attend(q, q[:, :2], q[:, :2]).shape == q.shape
-
-
-@over(1, 2, 4)
-def test_layers_of_two_masks(group):
-    """A spec with a call is another mask on the placement of the active plan."""
-    lengths = (17, 30, 13)
-    batch = batch_of(lengths)
-    packed.set_active_cp_group(group)
-    local, _ = packed.magi_prepare_packed_cp(HEADS, batch, group)
-    spec = AttnMaskSpec.varlen(lengths, window_size=(4, 0))
-    attend = packed.make_magi_attn_func()
-
-    def narrow(q, k, v):
-        return attend(q, k, v, magi_attn_spec=spec, window_size=(4, 0))
-
-    model = Model()
-    loss = loss_of(model(local["input_ids"], local["position_ids"], narrow), local["labels"])
-    loss.backward()
-    check_sums(group, loss, model, reference(batch, spec))
-    packed.set_active_cp_group(None)
 
 
 def samples_alone(tree: PrefixTree, ids, weights):
@@ -300,8 +286,9 @@ def test_ranks(group, lengths):
 
 
 @over(1, 2, 4)
-def test_windows(group):
-    packed_documents(group, (17, 30, 13), 4)
+@pytest.mark.parametrize("is_of_calls", [False, True])
+def test_windows(group, is_of_calls):
+    packed_documents(group, (17, 30, 13), 4, is_of_calls)
 
 
 @over(1, 2, 4)
