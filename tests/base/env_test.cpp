@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "magi/error.hpp"
+#include "support/refusal.hpp"
 
 namespace magi {
 namespace {
@@ -26,7 +26,7 @@ constexpr const char* kNames[] = {"RANK",
                                   kCostFileVariable};
 
 /// Starts and ends without any of the variables.
-class Env : public testing::Test {
+class Env : public ::testing::Test {
  protected:
   Env() { clear(); }
   ~Env() override { clear(); }
@@ -35,12 +35,7 @@ class Env : public testing::Test {
   }
   static void set(const char* name, const char* value) { setenv(name, value, 1); }
   static std::string refusal() {
-    try {
-      launch_env();
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "accepted";
+    return testing::refusal_of([] { launch_env(); });
   }
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "magi/error.hpp"
+#include "support/refusal.hpp"
 
 namespace magi {
 namespace {
@@ -26,12 +27,8 @@ TEST(Tensor, BadSlicesNameTheRange) {
   std::vector<float> data(6);
   const TensorView view = contiguous_view(data.data(), DType::Float32, {2, 3});
   EXPECT_THROW(view.slice(2, 0, 1), InvalidArgument);
-  try {
-    view.slice(1, 2, 4);
-    FAIL() << "a slice past the end was accepted";
-  } catch (const InvalidArgument& error) {
-    EXPECT_STREQ(error.what(), "slice is 2:4; allowed: 0 <= begin <= end <= 3");
-  }
+  EXPECT_EQ(testing::refusal_of([&] { view.slice(1, 2, 4); }),
+            "slice is 2:4; allowed: 0 <= begin <= end <= 3");
 }
 
 TEST(Tensor, RankIsAtMostFour) {
@@ -39,20 +36,15 @@ TEST(Tensor, RankIsAtMostFour) {
 }
 
 TEST(Tensor, ExtentsThatNoMemoryHasAreNamed) {
-  const auto refusal = [](std::initializer_list<std::int64_t> shape) -> std::string {
-    try {
-      HostTensor<float> tensor(shape);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "";
+  const auto refusal = [](std::initializer_list<std::int64_t> shape) {
+    return testing::refusal_of([&] { HostTensor<float> tensor(shape); });
   };
   EXPECT_EQ(refusal({-1, 4}), "shape[0] is -1; allowed: 0 to 2^40");
   EXPECT_EQ(refusal({4, std::int64_t{1} << 41}), "shape[1] is 2199023255552; allowed: 0 to 2^40");
   // Its 2^70 elements are 0 in 64 bits: a tensor of that shape would have no memory.
   EXPECT_EQ(refusal({std::int64_t{1} << 40, 1 << 30}),
             "shape[0] is 1099511627776; allowed: a shape of at most 2^40 elements");
-  EXPECT_EQ(refusal({0, 4}), "");
+  EXPECT_EQ(refusal({0, 4}), "accepted");
 }
 
 TEST(Tensor, AnEmptyAxisDoesNotHideOthersThatAreTooLarge) {

@@ -139,19 +139,6 @@ void run_ranks(Backend backend, const GroupSetup& setup, const RankBody& body) {
       setup.killed);
 }
 
-CommError catch_comm_error(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const CommError& error) {
-    return error;
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "expected a CommError, got: " << error.what();
-    return {"", CommFailure::System};
-  }
-  ADD_FAILURE() << "expected a CommError, nothing was thrown";
-  return {"", CommFailure::System};
-}
-
 CommError await_failure(const Communicator& group) {
   return catch_comm_error([&] {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -160,17 +147,6 @@ CommError await_failure(const Communicator& group) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   });
-}
-
-std::string invalid_argument(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another exception: ") + error.what();
-  }
-  return "accepted";
 }
 
 }  // namespace magi::testing

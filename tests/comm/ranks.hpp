@@ -7,6 +7,8 @@
 
 #include "comm/engine/engine.hpp"
 #include "magi/comm.hpp"
+#include "support/comm_error.hpp"
+#include "support/refusal.hpp"
 
 namespace magi::testing {
 
@@ -45,13 +47,7 @@ TcpPlace unique_place();
 /// What a rank gives: `count` bytes, other ones on each rank.
 std::vector<std::byte> bytes_of(std::int32_t rank, std::size_t count);
 
-/// The CommError that `call` throws; adds a failure and returns an empty Timeout error otherwise.
-CommError catch_comm_error(const std::function<void()>& call);
-
 /// The failure that `group` tells within 20 s.
 CommError await_failure(const Communicator& group);
-
-/// The message of the InvalidArgument that `call` throws, or what it did instead.
-std::string invalid_argument(const std::function<void()>& call);
 
 }  // namespace magi::testing

@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using testing::HostTensor;
-using testing::invalid_argument;
+using testing::refusal_of;
 
 /// Arguments of a good call on rank 0 of 2, to be poisoned.
 struct Call {
@@ -47,11 +47,11 @@ Call good_merge() {
 }
 
 std::string cast_refusal(const Call& call) {
-  return invalid_argument([&] { comm::check_cast(call.args()); });
+  return refusal_of([&] { comm::check_cast(call.args()); });
 }
 
 std::string reduce_refusal(const Call& call, ExchangeKind kind) {
-  return invalid_argument([&] { comm::check_reduce(call.args(), kind); });
+  return refusal_of([&] { comm::check_reduce(call.args(), kind); });
 }
 
 TEST(Validate, GoodCallsPass) {
@@ -140,18 +140,17 @@ TEST(Validate, ReducesOfOtherTypesAreNamed) {
 }
 
 TEST(Validate, BadGroupsAreRefused) {
-  EXPECT_EQ(invalid_argument([] { make_thread_group(0); }), "num_ranks is 0; allowed: 1 to 1024");
+  EXPECT_EQ(refusal_of([] { make_thread_group(0); }), "num_ranks is 0; allowed: 1 to 1024");
+  EXPECT_EQ(refusal_of([] { make_thread_group(2, {.deadline = std::chrono::milliseconds(0)}); }),
+            "deadline is 0 ms; allowed: 1 ms to 2^40 ms (34 years)");
   EXPECT_EQ(
-      invalid_argument([] { make_thread_group(2, {.deadline = std::chrono::milliseconds(0)}); }),
-      "deadline is 0 ms; allowed: 1 ms to 2^40 ms (34 years)");
-  EXPECT_EQ(invalid_argument(
-                [] { make_thread_group(2, {.deadline = std::chrono::milliseconds::max()}); }),
-            "deadline is 9223372036854775807 ms; allowed: 1 ms to 2^40 ms (34 years)")
+      refusal_of([] { make_thread_group(2, {.deadline = std::chrono::milliseconds::max()}); }),
+      "deadline is 9223372036854775807 ms; allowed: 1 ms to 2^40 ms (34 years)")
       << "in nanoseconds it would be a time before now";
-  EXPECT_EQ(invalid_argument([] { make_thread_group(2, {.window_bytes = 0}); }),
+  EXPECT_EQ(refusal_of([] { make_thread_group(2, {.window_bytes = 0}); }),
             "window_bytes is 0; allowed: 1 or more");
-  EXPECT_EQ(invalid_argument([] { make_shm_group(3, 2, {}); }), "rank is 3; allowed: 0 to 1");
-  EXPECT_EQ(invalid_argument([] { make_shm_group(1, 2, {}); }),
+  EXPECT_EQ(refusal_of([] { make_shm_group(3, 2, {}); }), "rank is 3; allowed: 0 to 1");
+  EXPECT_EQ(refusal_of([] { make_shm_group(1, 2, {}); }),
             "bootstrap is empty; allowed: a function");
 }
 
@@ -160,15 +159,14 @@ TEST(Validate, IncompleteTablesAreRefused) {
   magi_comm_vtable table = testing::make_mailbox_tables(1)[0];
   magi_comm_vtable bad = table;
   bad.wait = nullptr;
-  EXPECT_EQ(invalid_argument([&] { make_vtable_group(bad); }),
+  EXPECT_EQ(refusal_of([&] { make_vtable_group(bad); }),
             "vtable.wait is null; allowed: all entries set");
   bad = table;
   bad.rank = 1;
-  EXPECT_EQ(invalid_argument([&] { make_vtable_group(bad); }), "vtable.rank is 1; allowed: 0 to 0");
+  EXPECT_EQ(refusal_of([&] { make_vtable_group(bad); }), "vtable.rank is 1; allowed: 0 to 0");
   bad = table;
   bad.struct_size = 8;
-  EXPECT_THAT(invalid_argument([&] { make_vtable_group(bad); }),
-              HasSubstr("vtable.struct_size is 8"));
+  EXPECT_THAT(refusal_of([&] { make_vtable_group(bad); }), HasSubstr("vtable.struct_size is 8"));
   free_table(table);
 }
 
@@ -177,7 +175,7 @@ TEST(Validate, GroupsWithoutDeviceMemoryRefuseIt) {
   table.features = 0;
   const auto group = make_vtable_group(table);
   EXPECT_FALSE(group->has_device_exchange());
-  EXPECT_EQ(invalid_argument([&] { group->start_bytes({.device = 0}); }),
+  EXPECT_EQ(refusal_of([&] { group->start_bytes({.device = 0}); }),
             "communicator is a mailbox group; allowed: a group that moves device memory");
 }
 
@@ -256,13 +254,12 @@ TEST(Validate, ExchangesOfBytesReachTheTableOnceTheirArgumentsFit) {
     EXPECT_EQ(seen_stream, &stream);
   }
   exchange.send = nullptr;
-  EXPECT_EQ(invalid_argument([&] { group->start_bytes(exchange); }),
-            "send is null; allowed: memory");
+  EXPECT_EQ(refusal_of([&] { group->start_bytes(exchange); }), "send is null; allowed: memory");
   exchange.send_bytes = negative;
-  EXPECT_EQ(invalid_argument([&] { group->start_bytes(exchange); }),
+  EXPECT_EQ(refusal_of([&] { group->start_bytes(exchange); }),
             "send_bytes[0] is -4; allowed: 0 or more");
   exchange.send_bytes = {};
-  EXPECT_EQ(invalid_argument([&] { group->start_bytes(exchange); }),
+  EXPECT_EQ(refusal_of([&] { group->start_bytes(exchange); }),
             "send_bytes is 0 entries; allowed: one for each of 1 ranks");
 }
 
@@ -271,7 +268,7 @@ TEST(Validate, RefusalLeavesTheGroupUsable) {
     const TensorView none;
     const RowExchange rows{.owned = {{7, 0, 1}}};
     if (group.rank() == 0) {
-      EXPECT_THAT(invalid_argument([&] {
+      EXPECT_THAT(refusal_of([&] {
                     group.group_cast({&none, 1}, {&none, 1}, rows, {});
                   }),
                   HasSubstr("owned[0].peer is 7"));
@@ -291,7 +288,7 @@ class HalfWay : public ::testing::Test {
 };
 
 TEST_F(HalfWay, CloseWithAnExchangeUnderWayIsRefused) {
-  EXPECT_THAT(invalid_argument([&] { group[0]->close_sync(); }), HasSubstr("exchange under way"));
+  EXPECT_THAT(refusal_of([&] { group[0]->close_sync(); }), HasSubstr("exchange under way"));
 }
 
 TEST(ThreadGroup, OtherDataTypesAreNamed) {

@@ -12,6 +12,7 @@
 #include "base/words.hpp"
 #include "magi/error.hpp"
 #include "plan/plan_support.hpp"
+#include "support/refusal.hpp"
 
 namespace magi {
 namespace {
@@ -404,13 +405,8 @@ TEST(Plan, MemoryIsLinearInChunksSlicesAndTransfers) {
 }
 
 TEST(Plan, BadInputIsNamed) {
-  const auto message = [](const Mask& mask, const PlanConfig& config) -> std::string {
-    try {
-      make_plan(mask, config);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "no error";
+  const auto message = [](const Mask& mask, const PlanConfig& config) {
+    return testing::refusal_of([&] { make_plan(mask, config); });
   };
   const auto with = [&](auto change) {
     PlanConfig config = config_of(2);

@@ -6,6 +6,7 @@
 
 #include "runtime/attention_suite.hpp"
 #include "runtime/device_case.hpp"
+#include "support/comm_error.hpp"
 #include "support/gpu/gpu_test.hpp"
 
 // Attention over ranks that are threads on one GPU, each on streams of its own, against float64.
@@ -139,15 +140,6 @@ TEST_F(DistributedGpuTest, TakesItsMemoryFromTheCallersAllocator) {
   EXPECT_GT(own.workspace_bytes[0], 0U);
 }
 
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no exception";
-}
-
 TEST_F(DistributedGpuTest, RanksThatDisagreeOnAnExchangeAreTold) {
   const auto group = make_thread_group(2, {.deadline = std::chrono::seconds(20)});
   const DeviceBuffer memory(64);
@@ -157,16 +149,17 @@ TEST_F(DistributedGpuTest, RanksThatDisagreeOnAnExchangeAreTold) {
     for (std::size_t rank = 0; rank < 2; ++rank) {
       ranks.emplace_back([&, rank] {
         const std::vector<std::int64_t> sizes(2, 16);
-        messages[rank] = message_of([&] {
-          group[rank]->start_bytes(
-              {.send = memory.data(),
-               .receive = memory.data(),
-               .send_bytes = sizes,
-               .receive_bytes = sizes,
-               .device = 0,
-               .tag = {.plan_digest = 7, .stage = static_cast<std::int32_t>(rank)}},
-              nullptr);
-        });
+        messages[rank] =
+            testing::catch_comm_error([&] {
+              group[rank]->start_bytes(
+                  {.send = memory.data(),
+                   .receive = memory.data(),
+                   .send_bytes = sizes,
+                   .receive_bytes = sizes,
+                   .device = 0,
+                   .tag = {.plan_digest = 7, .stage = static_cast<std::int32_t>(rank)}},
+                  nullptr);
+            }).what();
       });
     }
   }
@@ -178,8 +171,10 @@ TEST_F(DistributedGpuTest, RanksThatDisagreeOnAnExchangeAreTold) {
 TEST_F(DistributedGpuTest, ARankThatDoesNotComeIsNamed) {
   const auto group = make_thread_group(2, {.deadline = std::chrono::milliseconds(50)});
   const std::vector<std::int64_t> none(2, 0);
-  const std::string message = message_of(
-      [&] { group[0]->start_bytes({.send_bytes = none, .receive_bytes = none, .device = 0}); });
+  const std::string message =
+      testing::catch_comm_error([&] {
+        group[0]->start_bytes({.send_bytes = none, .receive_bytes = none, .device = 0});
+      }).what();
   EXPECT_NE(message.find("rank 0 waited 50 ms for rank 1"), std::string::npos) << message;
 }
 

@@ -4,6 +4,7 @@
 #include "magi/mask_builders.hpp"
 #include "magi/runtime.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/refusal.hpp"
 
 // What calls on a GPU refuse, before anything is sent.
 namespace magi::test {
@@ -35,12 +36,7 @@ class DistributedRefusalTest : public GpuTest {
 
   std::string refusal() {
     DistributedAttention attention(plan, *group[0]);
-    try {
-      attention.forward(inputs, result);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "no InvalidArgument";
+    return testing::refusal_of([&] { attention.forward(inputs, result); });
   }
 
   std::vector<std::unique_ptr<Communicator>> group = make_thread_group(1);

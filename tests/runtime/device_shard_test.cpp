@@ -10,6 +10,7 @@
 #include "magi/runtime.hpp"
 #include "plan/placements.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/refusal.hpp"
 
 // Shards on a GPU against the same calls on host memory, bit for bit.
 namespace magi::test {
@@ -126,13 +127,8 @@ TEST_F(DistributedShardTest, TensorsWithGapsAreRefused) {
   tensor.device = 0;
   TensorView gaps = tensor;
   gaps.stride[0] = 5;
-  try {
-    undispatch(gaps, placement, *group[0], tensor);
-    FAIL() << "nothing was thrown";
-  } catch (const InvalidArgument& error) {
-    EXPECT_STREQ(error.what(),
-                 "local.stride[0] is 5; allowed: 4 (on a GPU shards are row-major without gaps)");
-  }
+  EXPECT_EQ(testing::refusal_of([&] { undispatch(gaps, placement, *group[0], tensor); }),
+            "local.stride[0] is 5; allowed: 4 (on a GPU shards are row-major without gaps)");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "magi/error.hpp"
+#include "support/refusal.hpp"
 
 namespace magi::simulate {
 namespace {
@@ -12,15 +13,6 @@ std::string replaced(std::string text, const std::string& part, const std::strin
   const std::size_t at = text.find(part);
   EXPECT_NE(at, std::string::npos) << part;
   return text.replace(at, part.size(), by);
-}
-
-std::string refusal_of(const std::string& text) {
-  try {
-    cluster_from_json(text);
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "accepted";
 }
 
 TEST(Cluster, ComesBackFromItsText) {
@@ -42,7 +34,7 @@ TEST(Cluster, RefusesWhatIsNone) {
       {good.substr(0, good.size() / 2), "cluster"},
       {"", "cluster"}};
   for (const auto& [text, part] : bad) {
-    const std::string refusal = refusal_of(text);
+    const std::string refusal = testing::refusal_of([&] { cluster_from_json(text); });
     EXPECT_NE(refusal.find(part), std::string::npos) << refusal;
     EXPECT_NE(refusal, "accepted") << text;
   }

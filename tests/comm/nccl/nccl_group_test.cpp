@@ -231,7 +231,7 @@ TEST(NcclGroup, RankThatLeavesWithoutACloseIsNoFailure) {
 TEST(NcclGroup, BadArgumentsAreRefused) {
   const auto refusal = [](std::int32_t rank, std::int32_t num_ranks, const NcclOptions& options) {
     const Bootstrap none = [](auto) { return std::vector<std::vector<std::byte>>(); };
-    return testing::invalid_argument([&] { make_nccl_group(rank, num_ranks, 0, none, options); });
+    return testing::refusal_of([&] { make_nccl_group(rank, num_ranks, 0, none, options); });
   };
   EXPECT_EQ(refusal(2, 2, {}), "rank is 2; allowed: 0 to 1");
   EXPECT_EQ(refusal(0, 1, {.max_ctas = -1}), "max_ctas is -1; allowed: 0 or more");

@@ -21,7 +21,7 @@ using std::chrono::seconds;
 using ::testing::AllOf;
 using testing::bytes_of;
 using ::testing::HasSubstr;
-using testing::invalid_argument;
+using testing::refusal_of;
 
 /// The address that rank 0 of a group takes if it is free, and those after it.
 std::string address_of(const std::string& name, int choice) {
@@ -98,15 +98,15 @@ TEST(LocalBootstrap, AnotherUserWhoListensIsNamedAndPassedBy) {
 }
 
 TEST(LocalBootstrap, BadArgumentsAreRefused) {
-  EXPECT_THAT(invalid_argument([] { local_bootstrap("", 0, 1, seconds(1)); }),
+  EXPECT_THAT(refusal_of([] { local_bootstrap("", 0, 1, seconds(1)); }),
               HasSubstr("allowed: 1 to 80 characters"));
-  EXPECT_THAT(invalid_argument([] { local_bootstrap(std::string(81, 'x'), 0, 1, seconds(1)); }),
+  EXPECT_THAT(refusal_of([] { local_bootstrap(std::string(81, 'x'), 0, 1, seconds(1)); }),
               HasSubstr("allowed: 1 to 80 characters"));
-  EXPECT_THAT(invalid_argument([] { local_bootstrap("x", 2, 2, seconds(1)); }),
+  EXPECT_THAT(refusal_of([] { local_bootstrap("x", 2, 2, seconds(1)); }),
               HasSubstr("rank is 2; allowed: 0 to 1"));
-  EXPECT_THAT(invalid_argument([] { local_bootstrap("x", 0, 0, seconds(1)); }),
+  EXPECT_THAT(refusal_of([] { local_bootstrap("x", 0, 0, seconds(1)); }),
               HasSubstr("num_ranks is 0; allowed: 1 to 1024"));
-  EXPECT_THAT(invalid_argument([] { local_bootstrap("x", 0, 1, seconds(0)); }),
+  EXPECT_THAT(refusal_of([] { local_bootstrap("x", 0, 1, seconds(0)); }),
               HasSubstr("deadline is 0 ms"));
 }
 

@@ -13,7 +13,7 @@ namespace {
 using std::chrono::seconds;
 using testing::bytes_of;
 using ::testing::HasSubstr;
-using testing::invalid_argument;
+using testing::refusal_of;
 using testing::unique_place;
 
 TEST(TcpBootstrap, RankZeroIsFoundByItsHostsName) {
@@ -49,7 +49,7 @@ TEST(TcpBootstrap, GroupsOfOtherNamesPassByEachOther) {
 
 TEST(TcpBootstrap, BadArgumentsAreRefused) {
   const auto refusal = [](TcpPlace place, std::int32_t rank) {
-    return invalid_argument([&] { tcp_bootstrap(place, rank, 2, seconds(1)); });
+    return refusal_of([&] { tcp_bootstrap(place, rank, 2, seconds(1)); });
   };
   EXPECT_THAT(refusal({"127.0.0.1", 0}, 1), HasSubstr("port is 0; allowed: 1 to 65535"));
   EXPECT_THAT(refusal({"127.0.0.1", 4711, ""}, 1), HasSubstr("allowed: 1 to 80 characters"));

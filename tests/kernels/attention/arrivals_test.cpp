@@ -1,24 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <string>
 
 #include "kernels/attention/backend.hpp"
 #include "kernels/attention/checks.hpp"
-#include "magi/error.hpp"
+#include "support/refusal.hpp"
 
 namespace magi::test {
 namespace {
 
-std::string refusal_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing";
-}
+using testing::refusal_of;
 
 TEST(ArrivalsTest, BackendsThatTakeNoInFlightKeysSaySo) {
   const auto backend = find_backend("cpu", kCpuDevice);

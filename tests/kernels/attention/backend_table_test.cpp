@@ -4,17 +4,13 @@
 #include "kernels/attention/supplied_backend.hpp"
 #include "kernels/attention/supplied_table.hpp"
 #include "magi/error.hpp"
+#include "support/refusal.hpp"
 
 namespace magi::test {
 namespace {
 
 std::string refusal_of(const std::string& name, std::int32_t device) {
-  try {
-    find_backend(name, device);
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing";
+  return testing::refusal_of([&] { find_backend(name, device); });
 }
 
 TEST(BackendTable, HostMemoryIsServedByTheCpuBackend) {

@@ -11,6 +11,7 @@
 #include "base/half.hpp"
 #include "kernels/attention/supplied_table.hpp"
 #include "magi/error.hpp"
+#include "support/refusal.hpp"
 
 namespace magi::test {
 namespace {
@@ -71,12 +72,7 @@ class SuppliedBackendTest : public ::testing::Test {
   std::string refusal_of(const std::function<void(ForwardArgs&)>& change) {
     ForwardArgs args = forward_args();
     change(args);
-    try {
-      run(*make(), args, slices);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "nothing";
+    return testing::refusal_of([&] { run(*make(), args, slices); });
   }
 
   HostTensor<float> q{kRows, kHeadsQ, kDim}, k{kRows, kHeadsKv, kDim}, v{kRows, kHeadsKv, kDim};
@@ -218,12 +214,10 @@ TEST_F(SuppliedBackendTest, UsesTheCallersWorkspaceAndSaysWhereItIsTooSmall) {
                                 std::byte{0x5a});
   prepared->run(args, {memory.data(), prepared->workspace_bytes()}, nullptr);
   EXPECT_FALSE(std::ranges::all_of(memory, [](std::byte b) { return b == std::byte{0x5a}; }));
-  try {
+  const std::string told = testing::refusal_of([&] {
     prepared->run(args, {memory.data(), 16}, nullptr);
-    FAIL() << "16 bytes were enough";
-  } catch (const InvalidArgument& error) {
-    EXPECT_EQ(std::string(error.what()).substr(0, 28), "workspace.size_bytes is 16; ");
-  }
+  });
+  EXPECT_EQ(told.substr(0, 28), "workspace.size_bytes is 16; ");
 }
 
 TEST_F(SuppliedBackendTest, RefusesByNameWhatTheLimitsExclude) {

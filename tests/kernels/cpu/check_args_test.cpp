@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "magi/error.hpp"
+#include "support/refusal.hpp"
 
 namespace magi::testing {
 namespace {
@@ -18,13 +18,9 @@ std::string message_of(std::int32_t rows, const std::vector<BandSlice>& slices) 
   TensorView tensor = contiguous_view(&element, DType::Float32, {rows, 1, 1});
   tensor.stride = {};
   TensorView lse = contiguous_view(&element, DType::Float32, {rows, 1});
-  try {
-    cpu::check_args(ForwardArgs{
-        .q = tensor, .k = tensor, .v = tensor, .slices = slices, .out = tensor, .lse = lse});
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "accepted";
+  const ForwardArgs args{
+      .q = tensor, .k = tensor, .v = tensor, .slices = slices, .out = tensor, .lse = lse};
+  return refusal_of([&] { cpu::check_args(args); });
 }
 
 TEST(CpuArgs, SlicesLieWithinTheRows) {

@@ -7,6 +7,7 @@
 #include "kernels/schedule/expand_backward_list.hpp"
 #include "magi/error.hpp"
 #include "mask/random_mask.hpp"
+#include "support/refusal.hpp"
 
 namespace magi::test {
 namespace {
@@ -151,13 +152,9 @@ TEST(BackwardListTest, RefusesMoreRecordsThanItNumbers) {
   const BackwardProblem problem{.rows_q = 10, .rows_k = 1 << 22};
   const std::vector<BandSlice> slices(1 << 16, {0, problem.rows_q, 0, problem.rows_k});
   for (const bool is_plain : {false, true}) {
-    try {
-      build_backward_list(problem, slices, {}, {.is_plain = is_plain});
-      FAIL();
-    } catch (const InvalidArgument& error) {
-      EXPECT_STREQ(error.what(),
-                   "number of records of k tiles is 2147483648; allowed: up to 2^31 - 1");
-    }
+    EXPECT_EQ(testing::refusal_of(
+                  [&] { build_backward_list(problem, slices, {}, {.is_plain = is_plain}); }),
+              "number of records of k tiles is 2147483648; allowed: up to 2^31 - 1");
   }
 }
 

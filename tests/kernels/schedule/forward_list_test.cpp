@@ -10,6 +10,7 @@
 #include "kernels/schedule/host/tile_join.hpp"
 #include "magi/error.hpp"
 #include "mask/random_mask.hpp"
+#include "support/refusal.hpp"
 
 namespace magi::test {
 namespace {
@@ -184,13 +185,8 @@ TEST(ForwardListTest, RefusesWhatItCannotPack) {
 TEST(ForwardListTest, RefusesMoreRecordsThanItNumbers) {
   const ForwardProblem problem{.rows_q = 1 << 22, .rows_k = 10};
   const std::vector<BandSlice> slices(1 << 16, {0, problem.rows_q, 0, problem.rows_k});
-  try {
-    build_forward_list(problem, slices, {}, 1);
-    FAIL();
-  } catch (const InvalidArgument& error) {
-    EXPECT_STREQ(error.what(),
-                 "number of records of q tiles is 2147483648; allowed: up to 2^31 - 1");
-  }
+  EXPECT_EQ(testing::refusal_of([&] { build_forward_list(problem, slices, {}, 1); }),
+            "number of records of q tiles is 2147483648; allowed: up to 2^31 - 1");
 }
 
 }  // namespace

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "magi/error.hpp"
 #include "plan/placement/placement_cases.hpp"
+#include "support/refusal.hpp"
 
 namespace magi {
 namespace {
@@ -164,12 +164,7 @@ template <typename Change>
 std::string error_of(const Mask& mask, std::int32_t ranks, Change change) {
   PlacementConfig config;
   change(config);
-  try {
-    place(mask, ranks, config);
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "accepted";
+  return testing::refusal_of([&] { place(mask, ranks, config); });
 }
 
 TEST(Place, RefusesBadConfigsByName) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "support/refusal.hpp"
+
 #include <string>
 
 #include "magi/attention_cuda.hpp"
@@ -29,15 +31,10 @@ class BackwardRefusalTest : public GpuTest {
   }
 
   std::string refusal_of(const BackwardArgs& args, std::int64_t missing_bytes = 0) const {
-    try {
-      const BackwardWork work(args_);
-      const DeviceBuffer workspace(static_cast<std::size_t>(work.workspace_bytes()));
-      attention_backward_cuda(args, work,
-                              {workspace.data(), work.workspace_bytes() - missing_bytes}, nullptr);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "";
+    const BackwardWork work(args_);
+    const DeviceBuffer workspace(static_cast<std::size_t>(work.workspace_bytes()));
+    const DeviceWorkspace given{workspace.data(), work.workspace_bytes() - missing_bytes};
+    return testing::refusal_of([&] { attention_backward_cuda(args, work, given, nullptr); });
   }
 
   void expect_refusal(const BackwardArgs& args, const std::string& text) const {

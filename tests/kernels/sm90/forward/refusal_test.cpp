@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "support/refusal.hpp"
+
 #include <string>
 
 #include "magi/attention_cuda.hpp"
@@ -28,12 +30,7 @@ class ForwardRefusalTest : public GpuTest {
   }
 
   std::string refusal_of(const ForwardArgs& args) const {
-    try {
-      attention_forward_cuda(args, ForwardWork(args_), nullptr);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "";
+    return testing::refusal_of([&] { attention_forward_cuda(args, ForwardWork(args_), nullptr); });
   }
 
   ForwardArgs args_;

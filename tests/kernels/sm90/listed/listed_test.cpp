@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <functional>
 #include <tuple>
 
 #include "base/random.hpp"
 #include "kernels/sm90/listed/case.hpp"
-#include "magi/error.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/refusal.hpp"
 
 namespace magi::test {
 namespace {
@@ -187,21 +186,12 @@ INSTANTIATE_TEST_SUITE_P(Instances, ListedTest,
 
 using ListedRefusalTest = GpuTest;
 
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
-}
-
 std::string refusal(const ForwardArgs& args, const KeyLists& lists, int sm_margin = 0) {
-  return message_of([&] { attention_forward_cuda(args, lists, sm_margin, nullptr); });
+  return testing::refusal_of([&] { attention_forward_cuda(args, lists, sm_margin, nullptr); });
 }
 
 std::string refusal(const BackwardArgs& args, const KeyLists& lists) {
-  return message_of([&] { attention_backward_cuda(args, lists, {}, nullptr); });
+  return testing::refusal_of([&] { attention_backward_cuda(args, lists, {}, nullptr); });
 }
 
 TEST_F(ListedRefusalTest, NamesWhatIsNotTaken) {
