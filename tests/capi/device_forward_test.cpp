@@ -9,6 +9,7 @@
 #include "cuda/stream.hpp"
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/gpu/graph.hpp"
 
 // Attention on device tensors through the C ABI: the bits of the C++ call, from any stream, in
 // graphs, with lists that come and go.
@@ -145,27 +146,11 @@ TEST_F(CapiForwardTest, OneMaskOnManyStreamsAndThreadsAtOnce) {
   for (const CallTensors& each : tensors) ASSERT_EQ(each.results_sync(), expected);
 }
 
-/// A captured graph, ready to run.
-class Captured {
- public:
-  template <typename Enqueue>
-  explicit Captured(const Enqueue& enqueue) {
-    const Stream stream;
-    cudaGraph_t graph = nullptr;
-    cuda_check(cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeGlobal), "capture");
-    enqueue(stream.handle());
-    cuda_check(cudaStreamEndCapture(stream.handle(), &graph), "cudaStreamEndCapture");
-    cuda_check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
-    cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  }
-  ~Captured() { static_cast<void>(cudaGraphExecDestroy(graph_)); }
-  Captured(const Captured&) = delete;
-  Captured& operator=(const Captured&) = delete;
-  void launch(cudaStream_t stream) const { cuda_check(cudaGraphLaunch(graph_, stream), "launch"); }
-
- private:
-  cudaGraphExec_t graph_ = nullptr;
-};
+template <typename Enqueue>
+Graph captured(const Enqueue& enqueue) {
+  const Stream stream;
+  return {stream.handle(), [&] { enqueue(stream.handle()); }};
+}
 
 TEST_F(CapiForwardTest, AGraphKeepsItsListAndItsTicket) {
   const CallTensors first(900, 900, 16, 2, 128);
@@ -174,8 +159,8 @@ TEST_F(CapiForwardTest, AGraphKeepsItsListAndItsTicket) {
   const auto expected = expected_bits(first, mask);
   auto handle = mask_from(mask);
   // The list is made during the capture, and lost to the caller before the first replay.
-  const Captured one([&](cudaStream_t s) { call(handle, AbiCall(first), s); });
-  const Captured two([&](cudaStream_t s) { call(handle, AbiCall(second), s); });
+  const Graph one = captured([&](cudaStream_t s) { call(handle, AbiCall(first), s); });
+  const Graph two = captured([&](cudaStream_t s) { call(handle, AbiCall(second), s); });
   handle.reset();
   const DeviceBuffer scribbled(std::size_t{64} << 20);
   scribbled.fill(0xff, nullptr);
@@ -196,7 +181,7 @@ TEST_F(CapiForwardTest, DestroyedGraphsGiveTheirTicketsBack) {
   const auto expected = expected_bits(tensors, mask);
   const auto handle = mask_from(mask);
   for (int round = 0; round < 200; ++round) {
-    const Captured graph([&](cudaStream_t s) { call(handle, AbiCall(tensors), s); });
+    const Graph graph = captured([&](cudaStream_t s) { call(handle, AbiCall(tensors), s); });
     if (round % 50 == 0) tensors.poison_sync();
     graph.launch(nullptr);
     cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -233,7 +218,7 @@ TEST_F(CapiForwardTest, RangesOnTheDeviceGiveTheSameBitsAndAReport) {
   const magi_workspace workspace{
       .struct_size = sizeof(workspace), .data = memory.data(), .size_bytes = bytes};
   tensors.poison_sync();
-  const Captured graph([&](cudaStream_t stream) {
+  const Graph graph = captured([&](cudaStream_t stream) {
     ASSERT_EQ(magi_flex_ranges_forward(&given.ranges, &abi.inputs, &abi.result, &workspace, stream),
               MAGI_OK)
         << magi_last_error_message();

@@ -14,7 +14,10 @@
 #include "cuda/stream.hpp"
 #include "magi/mask_builders.hpp"
 #include "magi/runtime.hpp"
+#include "support/comm_error.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/gpu/graph.hpp"
+#include "support/refusal.hpp"
 
 // Attention over nvlink by ranks that are threads on one GPU: graphs, and plans that differ.
 namespace magi::test {
@@ -111,41 +114,11 @@ class Layer {
   InputGradients gradients_;
 };
 
-/// A graph of what `enqueue` gives a stream.
-class Graph {
- public:
-  Graph(cudaStream_t stream, const std::function<void()>& enqueue) {
-    cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
-               "cudaStreamBeginCapture");
-    try {
-      enqueue();
-    } catch (...) {
-      // Calls of other ranks' threads may have ended the capture already.
-      if (cudaStreamEndCapture(stream, &graph_) == cudaSuccess) cudaGraphDestroy(graph_);
-      static_cast<void>(cudaGetLastError());
-      throw;
-    }
-    end(stream);
-    cuda_check(cudaGraphInstantiate(&runnable_, graph_, 0), "cudaGraphInstantiate");
-  }
-  ~Graph() {
-    if (runnable_ != nullptr) cudaGraphExecDestroy(runnable_);
-    if (graph_ != nullptr) cudaGraphDestroy(graph_);
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-  void launch(cudaStream_t stream) const {
-    cuda_check(cudaGraphLaunch(runnable_, stream), "cudaGraphLaunch");
-  }
-
- private:
-  void end(cudaStream_t stream) {
-    cuda_check(cudaStreamEndCapture(stream, &graph_), "cudaStreamEndCapture");
-  }
-
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t runnable_ = nullptr;
-};
+/// A graph of one rank's stream, while other ranks' threads make calls of their own.
+template <typename Enqueue>
+Graph capture(cudaStream_t stream, const Enqueue& enqueue) {
+  return {stream, enqueue, cudaStreamCaptureModeThreadLocal};
+}
 
 class NvlinkGraphs : public GpuTest, public ::testing::WithParamInterface<std::int32_t> {
  protected:
@@ -190,7 +163,7 @@ TEST_P(NvlinkGraphs, TwoLayersInOneGraphFollowTheirKeys) {
       expected[1].push_back(second.results_sync(stream));
     }
     ASSERT_NE(expected[0][0], expected[0][1]);
-    const Graph graph(stream, step);
+    const Graph graph = capture(stream, step);
     RandomStream random(5);
     for (int replay = 0; replay < 40; ++replay) {
       const auto seed = static_cast<std::size_t>(random.between(0, kDraws - 1));
@@ -233,12 +206,8 @@ TEST_P(NvlinkGraphs, ARefusedCaptureLeavesTheGroupUsable) {
     layer.draw(1, stream);
     cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     group.allgather_sync({});  // what other threads of the process do may end a capture
-    std::string message;
-    try {
-      const Graph graph(stream, [&] { layer.forward(stream); });
-    } catch (const InvalidArgument& error) {
-      message = error.what();
-    }
+    const std::string message = testing::refusal_of(
+        [&] { const Graph graph = capture(stream, [&] { layer.forward(stream); }); });
     group.allgather_sync({});
     EXPECT_EQ(message,
               "stream is being captured; allowed: one that is not, for the first call of its size "
@@ -247,7 +216,7 @@ TEST_P(NvlinkGraphs, ARefusedCaptureLeavesTheGroupUsable) {
     layer.forward(stream);
     const Bits expected = layer.out_sync(stream);
     group.allgather_sync({});
-    const Graph graph(stream, [&] { layer.forward(stream); });
+    const Graph graph = capture(stream, [&] { layer.forward(stream); });
     group.allgather_sync({});
     for (int replay = 0; replay < 3; ++replay) {
       graph.launch(stream);
@@ -265,14 +234,10 @@ TEST_P(NvlinkGraphs, AnotherPlanIsFoundInTheFirstPass) {
     for (const std::uint16_t bits : layer.out_sync(stream)) {
       ASSERT_GT(bits & 0x7fff, 0x7f80) << "a result that is a number";
     }
-    try {
-      group.check();
-      ADD_FAILURE() << "the group has not failed";
-    } catch (const CommError& error) {
-      EXPECT_EQ(error.failure(), CommFailure::PlanMismatch);
-      EXPECT_THAT(error.what(), AllOf(HasSubstr("is in another call"),
-                                      HasSubstr("rank " + std::to_string(group.rank()))));
-    }
+    const CommError error = testing::catch_comm_error([&] { group.check(); });
+    EXPECT_EQ(error.failure(), CommFailure::PlanMismatch);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("is in another call"),
+                                    HasSubstr("rank " + std::to_string(group.rank()))));
   });
 }
 
@@ -298,13 +263,9 @@ void expect_other_option_found(const OtherOption& option, Communicator& group,
     layer.forward(stream);
   }
   cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-  try {
-    group.check();
-    ADD_FAILURE() << "the group has not failed";
-  } catch (const CommError& error) {
-    EXPECT_EQ(error.failure(), CommFailure::PlanMismatch) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr("is in another call"));
-  }
+  const CommError error = testing::catch_comm_error([&] { group.check(); });
+  EXPECT_EQ(error.failure(), CommFailure::PlanMismatch) << error.what();
+  EXPECT_THAT(error.what(), HasSubstr("is in another call"));
 }
 
 TEST_P(NvlinkGraphs, OtherOptionsOfACallAreFound) {

@@ -11,6 +11,7 @@
 #include "kernels/sm90/backward/case.hpp"
 #include "magi/error.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/gpu/graph.hpp"
 #include "support/gpu/key_sender.hpp"
 
 // Keys that come before, while and after the launch that needs them, and gradients with places of
@@ -233,26 +234,21 @@ TEST_P(BackwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
   const Stream captured;
   BackwardOutputs seen(call.test());
   const BackwardArgs args = call.args_of(seen);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t graph_exec = nullptr;
   const DeviceBuffer workspace(static_cast<std::size_t>(call.prepared().workspace_bytes()));
   const DeviceWorkspace given{workspace.data(), call.prepared().workspace_bytes()};
-  cuda_check(cudaStreamBeginCapture(captured.handle(), cudaStreamCaptureModeGlobal), "begin");
-  call.run(args, call.sender().arrivals(50'000), ArrivalCall::Way::Awaited, {}, sending,
-           captured.handle(), given);
-  cuda_check(cudaStreamEndCapture(captured.handle(), &graph), "end capture");
-  cuda_check(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
+  const Graph graph(captured.handle(), [&] {
+    call.run(args, call.sender().arrivals(50'000), ArrivalCall::Way::Awaited, {}, sending,
+             captured.handle(), given);
+  });
   for (std::uint64_t seed = 1; seed <= 5; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     RandomStream random(seed);
     call.sender().take_away_sync();
     call.sender().send(call.sender().shuffled_steps(random, 60'000), sending.handle());
-    cuda_check(cudaGraphLaunch(graph_exec, captured.handle()), "cudaGraphLaunch");
+    graph.launch(captured.handle());
     ArrivalCall::download_sync(seen);
     call.expect_alike(seen);
   }
-  cuda_check(cudaGraphExecDestroy(graph_exec), "cudaGraphExecDestroy");
-  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
 /// Places of the gradients of a part: some in float32, some in the input's type, some none.

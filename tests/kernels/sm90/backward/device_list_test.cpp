@@ -6,9 +6,9 @@
 #include <limits>
 
 #include "kernels/sm90/backward/case.hpp"
-#include "magi/error.hpp"
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/gpu/graph.hpp"
 
 // Whole calls of the backward whose slices are in device memory, and graphs of them.
 namespace magi::test {
@@ -108,14 +108,8 @@ TEST_F(BackwardDeviceListTest, ReplaysAGraphWithOtherSlices) {
   const BackwardInputs inputs(test);  // for all masks: one set of tensors, out and lse of all keys
   DeviceRanges device(ranges_of(random, kRows, kRows, kSlices));
   DeviceCall call(test, inputs, kSlices);
-  cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t graph_exec = nullptr;
-  cuda_check(cudaStreamCreate(&stream), "cudaStreamCreate");
-  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
-  call.enqueue(device, stream);
-  cuda_check(cudaStreamEndCapture(stream, &graph), "end capture");
-  cuda_check(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
+  const Stream stream;
+  const Graph graph(stream.handle(), [&] { call.enqueue(device, stream.handle()); });
   for (int round = 0; round < 64; ++round) {
     SCOPED_TRACE(::testing::Message() << "round " << round);
     const TypedRanges ranges = ranges_of(random, kRows, kRows, kSlices);
@@ -124,13 +118,10 @@ TEST_F(BackwardDeviceListTest, ReplaysAGraphWithOtherSlices) {
     BackwardOutputs host(other);
     run_backward_sync(other, inputs, host);
     device.upload_sync(ranges);
-    cuda_check(cudaGraphLaunch(graph_exec, stream), "cudaGraphLaunch");
-    cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    graph.launch(nullptr);
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     expect_same_gradients(call.outputs_sync(), host);
   }
-  cuda_check(cudaGraphExecDestroy(graph_exec), "cudaGraphExecDestroy");
-  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  cuda_check(cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 
 bool is_void(const GuardedTensor& tensor) {

@@ -6,6 +6,7 @@
 
 #include "kernels/sm90/backward/case.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/gpu/graph.hpp"
 #include "support/gpu/hog.hpp"
 
 // How a call behaves beside others: few multiprocessors, busy ones, graphs, streams.
@@ -284,26 +285,18 @@ void check_graph(const BackwardCase& test) {
   Call direct(test, inputs);
   Call captured(test, inputs);
   const Stream stream;
-  cuda_check(cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeGlobal),
-             "cudaStreamBeginCapture");
-  captured.enqueue(stream.handle());
-  cudaGraph_t graph = nullptr;
-  cuda_check(cudaStreamEndCapture(stream.handle(), &graph), "cudaStreamEndCapture");
-  cudaGraphExec_t executable = nullptr;
-  cuda_check(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  const Graph graph(stream.handle(), [&] { captured.enqueue(stream.handle()); });
   RandomStream random(99);
   for (int i = 0; i < 3; ++i) {
     fill_random(inputs.dout, random, 1.0);
     cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    cuda_check(cudaGraphLaunch(executable, stream.handle()), "cudaGraphLaunch");
+    graph.launch(stream.handle());
     direct.enqueue(stream.handle());
     stream.wait_sync();
     direct.outputs.download_sync();
     captured.outputs.download_sync();
     expect_same_gradients(direct.outputs, captured.outputs);
   }
-  cuda_check(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
-  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
 TEST_F(BackwardLaunchTest, AGraphReplaysWithOtherValues) {

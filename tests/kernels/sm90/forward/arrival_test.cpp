@@ -9,6 +9,7 @@
 #include "kernels/attention/backend.hpp"
 #include "magi/error.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/gpu/graph.hpp"
 #include "support/gpu/guarded_tensor.hpp"
 #include "support/gpu/instance_dims.hpp"
 #include "support/gpu/key_sender.hpp"
@@ -261,13 +262,10 @@ TEST_P(ForwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
   const Stream captured;
   Outputs seen = call.outputs();
   const ForwardArgs args = call.args_of(seen);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t graph_exec = nullptr;
-  cuda_check(cudaStreamBeginCapture(captured.handle(), cudaStreamCaptureModeGlobal), "begin");
-  run_in_parts(call.prepared(), args, {}, call.sender().arrivals(50'000), captured.handle(),
-               [&] { call.sender().await(captured.handle()); });
-  cuda_check(cudaStreamEndCapture(captured.handle(), &graph), "end capture");
-  cuda_check(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
+  const Graph graph(captured.handle(), [&] {
+    run_in_parts(call.prepared(), args, {}, call.sender().arrivals(50'000), captured.handle(),
+                 [&] { call.sender().await(captured.handle()); });
+  });
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     RandomStream random(seed);
@@ -275,11 +273,9 @@ TEST_P(ForwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
     cuda_check(cudaMemset(args.out.data, 0xff, static_cast<std::size_t>(args.out.num_elements())),
                "cudaMemset");
     call.sender().send(call.sender().shuffled_steps(random, 60'000), sending.handle());
-    cuda_check(cudaGraphLaunch(graph_exec, captured.handle()), "cudaGraphLaunch");
+    graph.launch(captured.handle());
     call.expect_right(seen);
   }
-  cuda_check(cudaGraphExecDestroy(graph_exec), "cudaGraphExecDestroy");
-  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
 /// The keys' tensors hold NaN where the own rows would be.

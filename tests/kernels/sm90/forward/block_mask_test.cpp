@@ -9,6 +9,7 @@
 #include "kernels/sm90/block_case.hpp"
 #include "magi/error.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/gpu/graph.hpp"
 
 namespace magi::test {
 namespace {
@@ -153,15 +154,10 @@ TEST_F(BlockMaskTest, ReplaysAGraphWithAnotherMask) {
   const ForwardArgs args = args_of(data, outputs);
   const BlockMask mask = mask_of(test, data);
   const DeviceBuffer memory(static_cast<std::size_t>(forward_workspace_bytes(args, mask)));
-  cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t graph_exec = nullptr;
-  cuda_check(cudaStreamCreate(&stream), "cudaStreamCreate");
-  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
-  attention_forward_cuda(
-      args, mask, {memory.data(), static_cast<std::int64_t>(memory.size_bytes())}, {}, stream);
-  cuda_check(cudaStreamEndCapture(stream, &graph), "end capture");
-  cuda_check(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
+  const DeviceWorkspace workspace{memory.data(), static_cast<std::int64_t>(memory.size_bytes())};
+  const Stream stream;
+  const Graph graph(stream.handle(),
+                    [&] { attention_forward_cuda(args, mask, workspace, {}, stream.handle()); });
   for (std::uint64_t round = 0; round < 5; ++round) {
     BlockCase other = test;
     other.percent = 20 * static_cast<std::int32_t>(round);
@@ -172,14 +168,11 @@ TEST_F(BlockMaskTest, ReplaysAGraphWithAnotherMask) {
     cuda_check(cudaMemcpy(data.on_device.data(), drawn.visible.data(), drawn.visible.size(),
                           cudaMemcpyHostToDevice),
                "cudaMemcpy");
-    cuda_check(cudaGraphLaunch(graph_exec, stream), "cudaGraphLaunch");
-    cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    graph.launch(nullptr);
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     outputs.download_sync();
     check_heads(test, expected, outputs);
   }
-  cuda_check(cudaGraphExecDestroy(graph_exec), "cudaGraphExecDestroy");
-  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  cuda_check(cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 
 TEST_F(BlockMaskTest, RefusesWhatTheKernelsDoNotTake) {

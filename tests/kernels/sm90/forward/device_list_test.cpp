@@ -8,6 +8,7 @@
 #include "magi/error.hpp"
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/gpu/graph.hpp"
 
 namespace magi::test {
 namespace {
@@ -200,14 +201,8 @@ TEST_F(ForwardDeviceListTest, ReplaysAGraphWithOtherSlices) {
   constexpr std::int32_t kSlices = 40;
   DeviceRanges device(ranges_of(random, shape, kSlices));
   const Caller caller(shape, kSlices, {});
-  cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t graph_exec = nullptr;
-  cuda_check(cudaStreamCreate(&stream), "cudaStreamCreate");
-  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
-  caller.enqueue(device, stream);
-  cuda_check(cudaStreamEndCapture(stream, &graph), "end capture");
-  cuda_check(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
+  const Stream stream;
+  const Graph graph(stream.handle(), [&] { caller.enqueue(device, stream.handle()); });
   for (int round = 0; round < 20; ++round) {
     SCOPED_TRACE(::testing::Message() << "round " << round);
     TypedRanges ranges;
@@ -223,13 +218,10 @@ TEST_F(ForwardDeviceListTest, ReplaysAGraphWithOtherSlices) {
     }
     device.upload_sync(ranges);
     caller.tensors().poison_sync();
-    cuda_check(cudaGraphLaunch(graph_exec, stream), "cudaGraphLaunch");
+    graph.launch(nullptr);
     const std::vector<std::uint8_t> found = caller.tensors().results_sync();
     ASSERT_EQ(found, caller.with_host_list(ranges));
   }
-  cuda_check(cudaGraphExecDestroy(graph_exec), "cudaGraphExecDestroy");
-  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  cuda_check(cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 
 TEST_F(ForwardDeviceListTest, BadRangesAreClampedAndReported) {

@@ -7,6 +7,7 @@
 #include "kernels/sm90/forward/case.hpp"
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/gpu/graph.hpp"
 #include "support/gpu/instance_dims.hpp"
 
 // Rows with so many keys that their tiles are split. Random masks in splits:
@@ -97,24 +98,17 @@ TEST_F(ForwardSplitCallTest, StreamsAndGraphsAtOnceGiveTheSameBits) {
   attention_forward_cuda(args, work, nullptr);
   const std::vector<std::uint8_t> expected = tensors.front()->results_sync();
   const Stream streams[kStreams];
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t graph_exec = nullptr;
   const cudaStream_t captured = streams[0].handle();
-  cuda_check(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal), "begin capture");
-  attention_forward_cuda(args, work, captured);
-  cuda_check(cudaStreamEndCapture(captured, &graph), "end capture");
-  cuda_check(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
+  const Graph graph(captured, [&] { attention_forward_cuda(args, work, captured); });
   for (int round = 0; round < kRounds; ++round) {
     for (const auto& call : tensors) call->poison_sync();
-    cuda_check(cudaGraphLaunch(graph_exec, captured), "cudaGraphLaunch");
+    graph.launch(captured);
     for (int i = 1; i < kStreams; ++i) {
       attention_forward_cuda(tensors[static_cast<std::size_t>(i)]->args(), work,
                              streams[i].handle());
     }
     for (const auto& call : tensors) ASSERT_EQ(call->results_sync(), expected);
   }
-  cuda_check(cudaGraphExecDestroy(graph_exec), "cudaGraphExecDestroy");
-  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
 }  // namespace
