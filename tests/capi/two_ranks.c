@@ -37,43 +37,19 @@ static magi_tensor tensor(void* data, int64_t rows, int64_t heads, int64_t dim) 
   return result;
 }
 
-static float* numbers(size_t count, unsigned seed) {
-  float* result = malloc((count + 1) * sizeof(float));
-  if (result == NULL) exit(1);
+static void draw(float* values, size_t count, unsigned seed) {
   for (size_t i = 0; i < count; ++i) {
     seed = seed * 1664525u + 1013904223u;
-    result[i] = (float)(seed >> 8) / (float)(1u << 23) - 1.0f;
+    values[i] = (float)(seed >> 8) / (float)(1u << 23) - 1.0f;
   }
-  return result;
 }
 
-/* All tensors of one attention problem. */
+/* All tensors of one attention problem, of at most kRows rows. */
 typedef struct problem {
   int64_t rows;
-  float *q, *k, *v, *dout, *out, *lse, *dq, *dk, *dv;
+  float q[kQ], k[kK], v[kK], dout[kQ], out[kQ], lse[kLse], dq[kQ], dk[kK], dv[kK];
   float max_logits[kHeads];
 } problem;
-
-static problem make_problem(int64_t rows, unsigned seed) {
-  const size_t q = (size_t)rows * kHeads * kDim;
-  const size_t k = (size_t)rows * kHeadsKv * kDim;
-  problem p = {.rows = rows};
-  p.q = numbers(q, seed + 1);
-  p.k = numbers(k, seed + 2);
-  p.v = numbers(k, seed + 3);
-  p.dout = numbers(q, seed + 4);
-  p.out = numbers(q, 0);
-  p.lse = numbers((size_t)rows * kHeads, 0);
-  p.dq = numbers(q, 0);
-  p.dk = numbers(k, 0);
-  p.dv = numbers(k, 0);
-  return p;
-}
-
-static void free_problem(problem* p) {
-  float* arrays[] = {p->q, p->k, p->v, p->dout, p->out, p->lse, p->dq, p->dk, p->dv};
-  for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); ++i) free(arrays[i]);
-}
 
 /* Forward and backward of a problem: by plan where `attention` is given, else alone by mask. */
 static void run(problem* p, magi_attention* attention, const magi_mask* mask) {
@@ -106,8 +82,9 @@ static void run(problem* p, magi_attention* attention, const magi_mask* mask) {
 typedef struct worker {
   const magi_plan* plan;
   magi_communicator* communicator;
-  problem* global; /* inputs of the whole sequence, read only */
-  problem seen;    /* the final results as this rank sees them */
+  const problem* global; /* inputs of the whole sequence */
+  problem local;
+  problem seen; /* the final results as this rank sees them */
 } worker;
 
 static void shard(const float* global, float* local, int64_t local_rows, int64_t heads,
@@ -130,7 +107,7 @@ static void check_roll(const magi_placement* placement, magi_communicator* commu
   CHECK(magi_placement_position_ids(placement, rank, kRows, &ids));
   EXPECT(magi_buffer_size_bytes(ids) == (size_t)local_rows * sizeof(int64_t));
   const int64_t* positions = magi_buffer_data(ids);
-  int64_t* rolled = calloc((size_t)local_rows + 1, sizeof(int64_t));
+  int64_t rolled[kRows] = {0};
   magi_tensor from = tensor((void*)positions, local_rows, 1, 0);
   magi_tensor to = tensor(rolled, local_rows, 1, 0);
   from.dtype = to.dtype = MAGI_INT64;
@@ -140,7 +117,6 @@ static void check_roll(const magi_placement* placement, magi_communicator* commu
   for (int32_t i = 0; i < local_rows; ++i) {
     EXPECT(rolled[i] == (positions[i] + kRows - 3) % kRows);
   }
-  free(rolled);
   magi_buffer_destroy(ids);
 }
 
@@ -152,27 +128,27 @@ static void* run_rank(void* argument) {
   CHECK(magi_communicator_rank(w->communicator, &rank, &num_ranks));
   CHECK(magi_plan_placement_q(w->plan, &placement));
   CHECK(magi_placement_rows_of(placement, rank, &rows));
-  problem local = make_problem(rows, 77);
-  shard(w->global->q, local.q, rows, kHeads, placement, rank);
-  shard(w->global->k, local.k, rows, kHeadsKv, placement, rank);
-  shard(w->global->v, local.v, rows, kHeadsKv, placement, rank);
-  shard(w->global->dout, local.dout, rows, kHeads, placement, rank);
+  problem* local = &w->local;
+  local->rows = rows;
+  shard(w->global->q, local->q, rows, kHeads, placement, rank);
+  shard(w->global->k, local->k, rows, kHeadsKv, placement, rank);
+  shard(w->global->v, local->v, rows, kHeadsKv, placement, rank);
+  shard(w->global->dout, local->dout, rows, kHeads, placement, rank);
   CHECK(magi_attention_create(w->plan, w->communicator, &attention));
-  run(&local, attention, NULL);
+  run(local, attention, NULL);
   size_t workspace = 0;
   CHECK(magi_attention_workspace_bytes(attention, &workspace));
   EXPECT(workspace > 0);
-  unshard(local.out, w->seen.out, rows, kHeads, kDim, placement, w->communicator);
-  unshard(local.lse, w->seen.lse, rows, kHeads, 0, placement, w->communicator);
-  unshard(local.dq, w->seen.dq, rows, kHeads, kDim, placement, w->communicator);
-  unshard(local.dk, w->seen.dk, rows, kHeadsKv, kDim, placement, w->communicator);
-  unshard(local.dv, w->seen.dv, rows, kHeadsKv, kDim, placement, w->communicator);
-  memcpy(w->seen.max_logits, local.max_logits, sizeof(local.max_logits));
+  unshard(local->out, w->seen.out, rows, kHeads, kDim, placement, w->communicator);
+  unshard(local->lse, w->seen.lse, rows, kHeads, 0, placement, w->communicator);
+  unshard(local->dq, w->seen.dq, rows, kHeads, kDim, placement, w->communicator);
+  unshard(local->dk, w->seen.dk, rows, kHeadsKv, kDim, placement, w->communicator);
+  unshard(local->dv, w->seen.dv, rows, kHeadsKv, kDim, placement, w->communicator);
+  memcpy(w->seen.max_logits, local->max_logits, sizeof(local->max_logits));
   check_roll(placement, w->communicator, rank, rows);
   CHECK(magi_communicator_close_sync(w->communicator));
   magi_attention_destroy(attention);
   magi_placement_destroy(placement);
-  free_problem(&local);
   return NULL;
 }
 
@@ -216,11 +192,17 @@ int main(void) {
   magi_communicator* group[kRanks];
   CHECK(magi_thread_group_create(kRanks, &options, group));
 
-  problem whole = make_problem(kRows, 5);
-  worker workers[kRanks];
+  static problem whole = {.rows = kRows};
+  draw(whole.q, kQ, 6);
+  draw(whole.k, kK, 7);
+  draw(whole.v, kK, 8);
+  draw(whole.dout, kQ, 9);
+  static worker workers[kRanks];
   pthread_t threads[kRanks];
   for (int rank = 0; rank < kRanks; ++rank) {
-    workers[rank] = (worker){plan, group[rank], &whole, make_problem(kRows, 9)};
+    workers[rank].plan = plan;
+    workers[rank].communicator = group[rank];
+    workers[rank].global = &whole;
     EXPECT(pthread_create(&threads[rank], NULL, run_rank, &workers[rank]) == 0);
   }
   for (int rank = 0; rank < kRanks; ++rank) pthread_join(threads[rank], NULL);
@@ -233,10 +215,8 @@ int main(void) {
     expect_close(seen->dk, whole.dk, kK, "dk");
     expect_close(seen->dv, whole.dv, kK, "dv");
     expect_close(seen->max_logits, whole.max_logits, kHeads, "max_logits");
-    free_problem(seen);
     magi_communicator_destroy(group[rank]);
   }
-  free_problem(&whole);
   magi_plan_destroy(plan);
   magi_mask_destroy(mask);
   return 0;
