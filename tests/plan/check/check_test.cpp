@@ -68,81 +68,17 @@ TEST(CheckPlan, PredictedTimesAreThoseOfTheSteps) {
   }
 }
 
-using Faults = std::vector<std::pair<const char*, std::function<void(Plan&)>>>;
-
-/// Faults that leave the plan well formed and its digest right.
-Faults table_faults() {
-  return {
-      {"a key bound off by one", [](Plan& p) { --p.ranks[2].slices.back().k1; }},
-      {"a query bound off by one", [](Plan& p) { ++p.ranks[2].slices.back().q0; }},
-      {"a diagonal off by one",
-       [](Plan& p) {
-         for (BandSlice& slice : p.ranks[1].slices) {
-           if (slice.d_max != kBandInfinity) {
-             --slice.d_max;
-             return;
-           }
-         }
-       }},
-      {"a dropped slice",
-       [](Plan& p) {
-         p.ranks[3].slices[0] = BandSlice{0, 0, 0, 0};
-       }},
-      {"a wrong owner", [](Plan& p) { p.transfers[0].src = (p.transfers[0].src + 1) % 4; }},
-      {"a wrong source row", [](Plan& p) { p.transfers.back().src_row ^= 1; }},
-      {"a dropped transfer", [](Plan& p) { p.transfers.pop_back(); }},
-      {"a doubled transfer", [](Plan& p) { p.transfers.push_back(p.transfers.back()); }},
-      {"a short transfer", [](Plan& p) { --p.transfers[1].num_rows; }},
-      {"a transfer of queries", [](Plan& p) { p.transfers[0].space = Space::Queries; }},
-      {"a wrong area", [](Plan& p) { ++p.report.rank_area[1]; }},
-      {"a wrong count of rows", [](Plan& p) { ++p.report.rank_rows[0]; }},
-      {"a wrong count of received rows", [](Plan& p) { --p.report.remote_rows[3]; }},
-      {"a wrong memory", [](Plan& p) { ++p.report.rank_memory[2]; }},
-      {"a wrong balance", [](Plan& p) { p.report.balance *= 1.0 + 1e-9; }},
-      {"a faster forward", [](Plan& p) { p.report.forward_seconds *= 0.99; }},
-      {"a slower backward", [](Plan& p) { p.report.backward_seconds *= 1.01; }},
-      {"more exposed", [](Plan& p) { p.report.exposed_comm_seconds += 1e-6; }},
+/// Faults that the mutants of plan_mutants.hpp do not have; each leaves the plan well formed and
+/// its digest right.
+TEST(CheckPlan, EveryPlantedFaultIsFound) {
+  const std::pair<const char*, std::function<void(Plan&)>> faults[] = {
       {"a time that is no number", [](Plan& p) { p.report.forward_seconds = std::nan(""); }},
       {"a slower machine", [](Plan& p) { p.config.cost.seconds_per_launch += 1e-6; }},
-      {"a wrong ring", [](Plan& p) { ++p.report.ring_bytes; }},
-      {"a wrong byte count", [](Plan& p) { ++p.report.pair_bytes[1]; }},
-      {"a wrong total", [](Plan& p) { --p.report.total_bytes; }},
+      {"a balance off by little", [](Plan& p) { p.report.balance *= 1.0 + 1e-9; }},
       {"a bound above the total",
        [](Plan& p) { p.report.lower_bound_bytes = p.report.total_bytes + 1; }},
       {"a chunk at two ranks", [](Plan& p) { p.placement_q.chunk_rank[0] ^= 1; }},
-      {"another mask", [](Plan& p) { --p.mask.slices[0].d_max; }},
   };
-}
-
-/// Faults of what ranks do, in which order, and of what waits for what.
-Faults step_faults() {
-  return {
-      {"swapped attends", [](Plan& p) { std::swap(p.ranks[2].attends[0], p.ranks[2].attends[1]); }},
-      {"a missing head", [](Plan& p) { ++p.ranks[1].attends.back().heads.begin; }},
-      {"an attention call before its rows",
-       [](Plan& p) { p.ranks[1].forward.back().after[0] = -1; }},
-      {"an attention call behind the wrong rows",
-       [](Plan& p) { p.ranks[1].backward[3].after[0] = 1; }},
-      {"an attention call that overwrites",
-       [](Plan& p) { p.ranks[1].attends[1].is_merging = false; }},
-      {"a first attention call that merges",
-       [](Plan& p) { p.ranks[1].attends[0].is_merging = true; }},
-      {"gradients before their attend", [](Plan& p) { p.ranks[1].backward.back().after[0] = 2; }},
-      {"gradients never returned", [](Plan& p) { p.ranks[1].backward.pop_back(); }},
-      {"an attention call left out", [](Plan& p) { p.ranks[1].forward.pop_back(); }},
-      {"an attention call done twice", [](Plan& p) { p.ranks[1].forward.back().index = 1; }},
-      {"exchanges in another order",
-       [](Plan& p) { std::swap(p.ranks[1].forward[0].index, p.ranks[1].forward[1].index); }},
-      {"an exchange of another role", [](Plan& p) { p.exchanges[0].role = Role::KeyGradients; }},
-      {"an exchange of other heads", [](Plan& p) { --p.exchanges[1].heads.end; }},
-      {"an exchange of a later stage", [](Plan& p) { ++p.exchanges[0].stage; }},
-      {"an exchange by way of somebody", [](Plan& p) { p.exchanges[0].hop = 1; }},
-  };
-}
-
-TEST(CheckPlan, EveryPlantedFaultIsFound) {
-  Faults faults = table_faults();
-  for (auto& fault : step_faults()) faults.push_back(fault);
   for (const StageMode mode : {StageMode::Heads, StageMode::Rows}) {
     for (const auto& [name, plant] : faults) {
       Plan plan = small_plan(256, mode);
@@ -168,40 +104,12 @@ TEST(CheckPlan, APlanWithASecondQuerySegmentIsSound) {
       << describe(plan);
 }
 
-TEST(CheckPlan, FaultsOfASecondQuerySegmentAreFound) {
-  const Faults faults = {
-      {"queries of another row", [](Plan& p) { --p.transfers[1].num_rows; }},
-      {"queries of another rank", [](Plan& p) { p.transfers[1].src = 1; }},
-      {"queries sent as keys", [](Plan& p) { p.transfers[1].space = Space::Keys; }},
-      {"queries never sent", [](Plan& p) { p.transfers.pop_back(); }},
-      {"a rectangle of the rank's own queries",
-       [](Plan& p) { p.ranks[1].attends[2].q_segment = 0; }},
-      {"a rectangle that merges", [](Plan& p) { p.ranks[1].attends[2].is_merging = true; }},
-      {"a rectangle without its last query", [](Plan& p) { --p.ranks[1].slices[2].q1; }},
-      {"a rectangle of other keys", [](Plan& p) { p.ranks[1].attends[2].k_segment = 1; }},
-      {"a rectangle for one head",
-       [](Plan& p) {
-         p.ranks[1].attends[2].heads = {0, 1};
-       }},
-      {"a rectangle before its queries", [](Plan& p) { p.ranks[1].forward[4].after[0] = 0; }},
-      {"results before the rectangle", [](Plan& p) { p.ranks[1].forward[5].after[0] = 3; }},
-      {"results at an owner without its own part",
-       [](Plan& p) { p.ranks[0].forward[3].after[0] = -1; }},
-      {"results never returned", [](Plan& p) { p.exchanges[2].role = Role::KeysValues; }},
-      {"gradients of queries never returned",
-       [](Plan& p) {
-         p.exchanges.pop_back();
-         for (RankPlan& rank : p.ranks) rank.backward.pop_back();
-       }},
-      {"a query segment of rows that nothing fills",
-       [](Plan& p) { p.ranks[1].q.segments[1].num_rows = 40; }},
-  };
-  for (const auto& [name, plant] : faults) {
-    Plan plan = rectangle_plan();
-    plant(plan);
-    plan.digest = plan_digest(plan);
-    EXPECT_FALSE(check_plan(plan).empty()) << name;
-  }
+TEST(CheckPlan, QueriesWhoseGradientsNeverComeBackAreFound) {
+  Plan plan = rectangle_plan();
+  plan.exchanges.pop_back();
+  for (RankPlan& rank : plan.ranks) rank.backward.pop_back();
+  plan.digest = plan_digest(plan);
+  EXPECT_NE(joined(check_plan(plan)), "");
 }
 
 TEST(CheckPlan, AStaleDigestIsFound) {
