@@ -226,5 +226,5 @@ int main(int argc, char** argv) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_set_death_callback(magi::testing::tell_input);
 #endif
-  return magi::testing::run(magi::testing::read_case_flags(argc, argv, 2000));
+  return magi::testing::run(magi::testing::read_case_flags(argc, argv, 8000));
 }
