@@ -4,14 +4,14 @@
 #include <gtest/gtest.h>
 
 #include "support/random_mask.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::draw {
 namespace {
 
 TEST(Geometry, ExactOutlinesHaveTheAreaOfTheirCells) {
-  RandomStream random(1);
   const RandomMaskOptions options;
-  for (int round = 0; round < 3000; ++round) {
+  for (RandomStream& random : testing::RandomStreams(3000)) {
     const BandSlice slice = random_slice(random, 90, 70, options);
     SCOPED_TRACE(testing::describe(slice));
     EXPECT_EQ(polygon_area(exact_polygon(slice)), static_cast<double>(area(slice)));
@@ -19,9 +19,8 @@ TEST(Geometry, ExactOutlinesHaveTheAreaOfTheirCells) {
 }
 
 TEST(Geometry, SmoothOutlinesMissAtMostAnEighthPerLineEnd) {
-  RandomStream random(2);
   const RandomMaskOptions options;
-  for (int round = 0; round < 3000; ++round) {
+  for (RandomStream& random : testing::RandomStreams(3000)) {
     const BandSlice slice = random_slice(random, 90, 70, options);
     SCOPED_TRACE(testing::describe(slice));
     const double seen = polygon_area(smooth_polygon(slice));

@@ -10,6 +10,7 @@
 
 #include "magi/error.hpp"
 #include "support/random_mask.hpp"
+#include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
 namespace magi {
@@ -203,13 +204,12 @@ TEST(BandRandom, TypedPiecesHoldTheSamePairs) {
 }
 
 TEST(BandRandom, ATypedSliceStaysOneTypedSlice) {
-  RandomStream random(17);
   RandomMaskOptions options;
   options.has_free_bands = false;
-  for (int n = 0; n < 4000; ++n) {
+  for (RandomStream& random : testing::RandomStreams(4000)) {
     const BandSlice slice = random_slice(random, 20, 20, options);
     const std::size_t allowed = area(slice) == 0 ? 0 : 1;
-    EXPECT_EQ(to_typed(slice).size(), allowed) << "seed 17 case " << n << " " << describe(slice);
+    EXPECT_EQ(to_typed(slice).size(), allowed) << describe(slice);
   }
 }
 
@@ -254,8 +254,7 @@ TEST(BandHuge, AreaIsExactUpToTheLargestRowCount) {
 TEST(BandHuge, AreaEqualsAnIndependentSeriesIn128Bits) {
   // All bends lie on multiples of 2^18, between which row lengths are linear: 4096 terms are exact.
   constexpr std::int32_t kStep = 1 << 18;
-  RandomStream random(21);
-  for (int n = 0; n < 400; ++n) {
+  for (RandomStream& random : testing::RandomStreams(400)) {
     const auto grid = [&] { return random.between(0, 4095) * kStep; };
     const std::int32_t q[2] = {grid(), grid()};
     const std::int32_t k[2] = {grid(), grid()};
@@ -264,18 +263,17 @@ TEST(BandHuge, AreaEqualsAnIndependentSeriesIn128Bits) {
     if (random.chance(70)) slice.d_min = grid() - grid();
     if (random.chance(70)) slice.d_max = grid() - grid() - 1;
     EXPECT_TRUE(static_cast<Int128>(area(slice)) == area_by_rows(slice, kStep))
-        << "seed 21 case " << n << " " << describe(slice) << " area " << area(slice);
+        << describe(slice) << " area " << area(slice);
   }
 }
 
 TEST(BandHuge, CutsAddUp) {
-  RandomStream random(22);
-  for (int n = 0; n < 2000; ++n) {
+  for (RandomStream& random : testing::RandomStreams(2000)) {
     BandSlice slice = random_slice(random, kMaxRows, kMaxRows, {.has_free_bands = false});
     if (random.chance(50)) slice.d_min = random.between(-kMaxRows, kMaxRows);
     if (random.chance(50)) slice.d_max = random.between(-kMaxRows, kMaxRows);
     const std::int32_t at = random.between(0, kMaxRows);
-    SCOPED_TRACE("seed 22 case " + std::to_string(n) + " " + describe(slice));
+    SCOPED_TRACE(describe(slice));
     EXPECT_EQ(area(cut_q(slice, {0, at})) + area(cut_q(slice, {at, kMaxRows})), area(slice));
     EXPECT_EQ(area(cut_k(slice, {0, at})) + area(cut_k(slice, {at, kMaxRows})), area(slice));
     EXPECT_EQ(area(shrink(slice)), area(slice));

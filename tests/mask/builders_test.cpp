@@ -8,6 +8,7 @@
 
 #include "magi/mask_builders.hpp"
 #include "support/random_mask.hpp"
+#include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
 namespace magi {
@@ -136,26 +137,22 @@ TEST(MaskFromWindow, BadInputIsNamed) {
 }
 
 TEST(MaskFromCuSeqlens, FullAndCausalAreOneSlicePerDocument) {
-  RandomStream random(61);
-  for (int n = 0; n < 200; ++n) {
+  for (RandomStream& random : testing::RandomStreams(200)) {
     const Ints q = random_documents(random, 4, 8);
     const Ints k = random_documents(random, 4, 8);
     const bool is_causal = random.chance(50);
     const Mask mask = mask_from_cu_seqlens(q, k, {.is_causal = is_causal});
     EXPECT_LE(mask.slices.size(), 4u);
-    SCOPED_TRACE("seed 61 case " + std::to_string(n));
     expect_pairs(mask, [&](int i, int j) {
       const std::size_t d = document_of(q, i);
       if (d != document_of(k, j)) return false;
       return !is_causal || j - k[d + 1] <= i - q[d + 1];
     });
-    if (HasFailure()) return;
   }
 }
 
 TEST(MaskFromCuSeqlens, WindowsAreOneSlicePerDocument) {
-  RandomStream random(62);
-  for (int n = 0; n < 400; ++n) {
+  for (RandomStream& random : testing::RandomStreams(400)) {
     const Ints q = random_documents(random, 3, 12);
     const Ints k = random.chance(50) ? q : random_documents(random, 3, 12);
     const Window window{random.between(-1, 13), random.between(0, 13)};
@@ -167,21 +164,18 @@ TEST(MaskFromCuSeqlens, WindowsAreOneSlicePerDocument) {
           mask_from_window({q[d], q[d + 1]}, {k[d], k[d + 1]}, window, q.back(), k.back());
       each.slices.insert(each.slices.end(), one.slices.begin(), one.slices.end());
     }
-    EXPECT_EQ(mask, each) << "seed 62 case " << n;
+    EXPECT_EQ(mask, each);
   }
 }
 
 TEST(MaskFromCuSeqlens, GlobalKeysEscapeTheLeftBoundOnly) {
-  RandomStream random(63);
-  for (int n = 0; n < 800; ++n) {
+  for (RandomStream& random : testing::RandomStreams(800)) {
     const Ints q = random_documents(random, 3, 14);
     const Ints k = random.chance(50) ? q : random_documents(random, 3, 14);
     const Window window{random.between(-1, 15), random.between(-1, 15)};
     const std::int32_t num_global = random.between(0, 16);
     const Mask mask = mask_from_cu_seqlens(q, k, {.window = window, .num_global = num_global});
     EXPECT_LE(mask.slices.size(), 6u);
-    SCOPED_TRACE("seed 63 case " + std::to_string(n) + " window " + std::to_string(window.left) +
-                 ":" + std::to_string(window.right) + " global " + std::to_string(num_global));
     expect_pairs(mask, [&](int i, int j) {
       const std::size_t d = document_of(q, i);
       if (d != document_of(k, j)) return false;
@@ -195,21 +189,17 @@ TEST(MaskFromCuSeqlens, GlobalKeysEscapeTheLeftBoundOnly) {
       if (window.right >= 0 && ahead > window.right) return false;
       return window.left < 0 || ahead >= -window.left;
     });
-    if (HasFailure()) return;
   }
 }
 
 TEST(MaskFromCuSeqlens, QueriesAboveTheDiagonalSeeKeysOfTheWindowWhereAsked) {
-  RandomStream random(67);
-  for (int n = 0; n < 800; ++n) {
+  for (RandomStream& random : testing::RandomStreams(800)) {
     const Ints q = random_documents(random, 3, 14);
     const Ints k = random_documents(random, 3, 14);
     const Window window{random.between(-1, 15), random.between(-1, 15)};
     const std::int32_t num_global = random.chance(50) ? 0 : random.between(1, 16);
     const Mask mask = mask_from_cu_seqlens(
         q, k, {.window = window, .num_global = num_global, .has_rows_above = true});
-    SCOPED_TRACE("seed 67 case " + std::to_string(n) + " window " + std::to_string(window.left) +
-                 ":" + std::to_string(window.right) + " global " + std::to_string(num_global));
     expect_pairs(mask, [&](int i, int j) {
       const std::size_t d = document_of(q, i);
       if (d != document_of(k, j)) return false;
@@ -217,7 +207,6 @@ TEST(MaskFromCuSeqlens, QueriesAboveTheDiagonalSeeKeysOfTheWindowWhereAsked) {
       if (window.right >= 0 && ahead > window.right) return false;
       return window.left < 0 || ahead >= -window.left || j - k[d] < num_global;
     });
-    if (HasFailure()) return;
   }
   const std::int32_t most = std::numeric_limits<std::int32_t>::max();
   const Mask all = mask_from_cu_seqlens(Ints{0, kMaxRows}, Ints{0, 3},
@@ -270,16 +259,13 @@ TEST(MaskStep, GroupsSeeUpToTheirOwnEnd) {
 }
 
 TEST(MaskBlockCausal, BlocksSeeUpToTheirOwnEnd) {
-  RandomStream random(64);
-  for (int n = 0; n < 200; ++n) {
+  for (RandomStream& random : testing::RandomStreams(200)) {
     const Ints sums = random_documents(random, 3, 12);
     const std::int32_t block = random.between(1, 13);
-    SCOPED_TRACE("seed 64 case " + std::to_string(n) + " block " + std::to_string(block));
     expect_pairs(mask_block_causal(sums, block), [&](int i, int j) {
       const std::size_t d = document_of(sums, i);
       return d == document_of(sums, j) && (j - sums[d]) / block <= (i - sums[d]) / block;
     });
-    if (HasFailure()) return;
   }
   EXPECT_EQ(refusal_of([] { mask_block_causal(Ints{0, 4}, 0); }), "block is 0; allowed: 1 or more");
   EXPECT_EQ(refusal_of([] {
@@ -289,18 +275,15 @@ TEST(MaskBlockCausal, BlocksSeeUpToTheirOwnEnd) {
 }
 
 TEST(MaskPrefixLm, PrefixesAreVisibleToAllTheirDocument) {
-  RandomStream random(65);
-  for (int n = 0; n < 200; ++n) {
+  for (RandomStream& random : testing::RandomStreams(200)) {
     const Ints sums = random_documents(random, 3, 10);
     const Ints prefixes = {random.between(0, 12), random.between(0, 12), random.between(0, 12)};
     const Mask mask = mask_prefix_lm(sums, prefixes);
     EXPECT_LE(mask.slices.size(), 6u);
-    SCOPED_TRACE("seed 65 case " + std::to_string(n));
     expect_pairs(mask, [&](int i, int j) {
       const std::size_t d = document_of(sums, i);
       return d == document_of(sums, j) && (j <= i || j - sums[d] < prefixes[d]);
     });
-    if (HasFailure()) return;
   }
   EXPECT_EQ(refusal_of([] {
               mask_prefix_lm(Ints{0, 4, 8}, Ints{1});
@@ -313,8 +296,7 @@ TEST(MaskPrefixLm, PrefixesAreVisibleToAllTheirDocument) {
 }
 
 TEST(MaskPrefixTree, NodesSeeTheirAncestorsAndThemselvesCausally) {
-  RandomStream random(66);
-  for (int n = 0; n < 400; ++n) {
+  for (RandomStream& random : testing::RandomStreams(400)) {
     const int num_nodes = random.between(0, 9);
     std::vector<PrefixTreeNode> nodes;
     std::vector<int> owner;
@@ -326,7 +308,6 @@ TEST(MaskPrefixTree, NodesSeeTheirAncestorsAndThemselvesCausally) {
       while (of >= 0 && of != node) of = nodes[static_cast<std::size_t>(of)].parent;
       return of == node;
     };
-    SCOPED_TRACE("seed 66 case " + std::to_string(n));
     const Mask mask = mask_prefix_tree(nodes);
     ASSERT_EQ(static_cast<std::size_t>(mask.rows_q), owner.size());
     expect_pairs(mask, [&](int i, int j) {
@@ -334,7 +315,6 @@ TEST(MaskPrefixTree, NodesSeeTheirAncestorsAndThemselvesCausally) {
       const int node = owner[static_cast<std::size_t>(j)];
       return node == of ? j <= i : is_ancestor(node, of);
     });
-    if (HasFailure()) return;
   }
 }
 
@@ -372,19 +352,15 @@ TEST(MaskPrefixTree, BadInputIsNamed) {
 }
 
 TEST(MaskChunkCausal, OwnChunkCausallyAndSomeBefore) {
-  RandomStream random(67);
-  for (int n = 0; n < 400; ++n) {
+  for (RandomStream& random : testing::RandomStreams(400)) {
     const Ints sums = random_documents(random, 3, 14);
     const std::int32_t chunk = random.between(1, 15);
     const std::int32_t num_previous = random.between(-1, 3);
-    SCOPED_TRACE("seed 67 case " + std::to_string(n) + " chunk " + std::to_string(chunk) +
-                 " previous " + std::to_string(num_previous));
     expect_pairs(mask_chunk_causal(sums, chunk, num_previous), [&](int i, int j) {
       const std::size_t d = document_of(sums, i);
       if (d != document_of(sums, j) || j > i) return false;
       return num_previous < 0 || (i - sums[d]) / chunk - (j - sums[d]) / chunk <= num_previous;
     });
-    if (HasFailure()) return;
   }
   const Ints one = {0, 100};
   EXPECT_EQ(mask_chunk_causal(one, 10, 0).slices.size(), 10u);

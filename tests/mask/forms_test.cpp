@@ -13,6 +13,7 @@
 #include "magi/mask_builders.hpp"
 #include "magi/mask_runs.hpp"
 #include "support/random_mask.hpp"
+#include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
 namespace magi {
@@ -77,8 +78,7 @@ TEST(MaskForms, ExamplesHoldTheRecordedSlices) {
 }
 
 TEST(MaskForms, DocumentIdsByTheirDefinition) {
-  RandomStream random(31);
-  for (int n = 0; n < 500; ++n) {
+  for (RandomStream& random : testing::RandomStreams(500)) {
     Numbers ids;
     for (std::int32_t rows = random.between(0, 14); rows > 0; --rows) {
       ids.push_back(random.between(0, 3));
@@ -92,13 +92,12 @@ TEST(MaskForms, DocumentIdsByTheirDefinition) {
           const std::int32_t id = ids[static_cast<std::size_t>(row)];
           return id != 0 && id == ids[static_cast<std::size_t>(key)] && (key <= row || !is_causal);
         },
-        "seed 31 case " + std::to_string(n) + " " + text);
+        text);
   }
 }
 
 TEST(MaskForms, FlashMaskByItsDefinition) {
-  RandomStream random(32);
-  for (int n = 0; n < 500; ++n) {
+  for (RandomStream& random : testing::RandomStreams(500)) {
     const bool is_causal = random.between(0, 1) == 1;
     const std::int32_t width = (is_causal ? 1 : 2) * random.between(1, 2);
     const std::int32_t rows = random.between(0, 9);
@@ -120,13 +119,12 @@ TEST(MaskForms, FlashMaskByItsDefinition) {
           if (width == 2) return !is_in(0, rows) && row >= b[1];
           return !is_in(0, b[1]) && !is_in(2, b[3]);
         },
-        "seed 32 case " + std::to_string(n) + " " + text);
+        text);
   }
 }
 
 TEST(MaskForms, IntervalEndsByTheirDefinition) {
-  RandomStream random(33);
-  for (int n = 0; n < 500; ++n) {
+  for (RandomStream& random : testing::RandomStreams(500)) {
     const std::int32_t rows = random.between(0, 9), keys = random.between(0, 9);
     std::vector<Numbers> ends(static_cast<std::size_t>(1 + 2 * random.between(0, 2)));
     for (Numbers& row : ends) {
@@ -144,7 +142,7 @@ TEST(MaskForms, IntervalEndsByTheirDefinition) {
           }
           return is_seen;
         },
-        "seed 33 case " + std::to_string(n) + " " + text);
+        text);
   }
 }
 

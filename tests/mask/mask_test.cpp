@@ -10,6 +10,7 @@
 
 #include "magi/error.hpp"
 #include "support/random_mask.hpp"
+#include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
 namespace magi {
@@ -62,10 +63,9 @@ TEST(MaskArea, ASumBeyondInt64IsRefused) {
 }
 
 TEST(MaskExpand, EqualsTheDefinitionOnRandomMasks) {
-  RandomStream random(31);
-  for (int n = 0; n < 400; ++n) {
+  for (RandomStream& random : testing::RandomStreams(400)) {
     const Mask mask = random_mask(random, {.min_rows = 0, .max_rows_q = 40, .max_rows_k = 40});
-    SCOPED_TRACE("seed 31 case " + std::to_string(n) + " " + describe(mask));
+    SCOPED_TRACE(describe(mask));
     const std::vector<std::uint16_t> counts = expand(mask);
     const std::vector<int> expected = dense_counts(mask);
     ASSERT_EQ(std::vector<int>(counts.begin(), counts.end()), expected);
@@ -89,8 +89,7 @@ TEST(RandomMasks, AreValidAndTheSameForTheSameSeed) {
 }
 
 TEST(MaskReach, IsThatOfTheFarthestPair) {
-  for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(200)) {
     const Mask mask = random_mask(random);
     const auto counts = expand(mask);
     Reach farthest;
@@ -101,7 +100,7 @@ TEST(MaskReach, IsThatOfTheFarthestPair) {
         farthest.after = std::max(farthest.after, k - q);
       }
     }
-    EXPECT_EQ(reach(mask), farthest) << "seed " << seed << " " << describe(mask);
+    EXPECT_EQ(reach(mask), farthest) << describe(mask);
   }
 }
 

@@ -10,6 +10,7 @@
 #include "magi/mask_builders.hpp"
 #include "plan/cost/timeline.hpp"
 #include "plan/plan_support.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::planner {
 namespace {
@@ -53,9 +54,7 @@ std::vector<std::int32_t> chunk_counts(const Placement& placement) {
 }
 
 TEST(PlaceForStep, ExchangesChunksWhereTheSlowestRanksGain) {
-  for (std::uint64_t seed = 0; seed < 12; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(12)) {
     const PlanConfig config = config_of(random.between(2, 12));
     const Mask mask = random_documents(random, random.between(16384, 65536));
     const Placement start = place(mask, config.num_ranks, config.placement);
@@ -103,9 +102,7 @@ TEST(PlaceForStep, LeavesWhatItCannotJudge) {
 }
 
 TEST(PlaceForStep, RandomMasksStayWhole) {
-  for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(60)) {
     RandomMaskOptions options;
     options.is_square = true;
     const Mask mask = random_mask(random, options);

@@ -11,6 +11,7 @@
 
 #include "plan/placement/evaluate.hpp"
 #include "plan/plan_support.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::cli {
 namespace {
@@ -69,8 +70,7 @@ std::int64_t price_of(const std::vector<std::int32_t>& prices,
 
 TEST(PricedChunks, NoSetFetchesLessThanTheTableSays) {
   constexpr std::int32_t kChunks = 7;
-  for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(200)) {
     const Case made = random_case(random, kChunks);
     const std::vector<std::int32_t> no_prices(kChunks, 0);
     for (unsigned set = 0; set < 1U << kChunks; ++set) {
@@ -83,7 +83,7 @@ TEST(PricedChunks, NoSetFetchesLessThanTheTableSays) {
         counted -= made.chunks.own_rows[c];
         end = std::max(end, made.chunks.seen_end[c]);
       }
-      EXPECT_LE(counted, fetched(made.table, chunks)) << "seed " << seed << " set " << set;
+      EXPECT_LE(counted, fetched(made.table, chunks)) << "set " << set;
     }
   }
 }
@@ -99,8 +99,7 @@ TEST(PricedChunks, NeitherMoreChunksNorMoreAreaThanTheLargestRank) {
 
 TEST(CheapestSet, IsTheLeastOfAllSetsWithinTheLimits) {
   constexpr std::int32_t kChunks = 8;
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(100)) {
     const Case made = random_case(random, kChunks);
     std::vector<std::int32_t> prices;
     for (std::int32_t c = 0; c < kChunks; ++c) {
@@ -127,16 +126,15 @@ TEST(CheapestSet, IsTheLeastOfAllSetsWithinTheLimits) {
       if (area <= made.chunks.max_area) least = std::min(least, value);
     }
     std::vector<std::int32_t> set;
-    EXPECT_EQ(cheapest.value(prices), least) << "seed " << seed;
-    EXPECT_EQ(cheapest.find(prices, set), least) << "seed " << seed;
+    EXPECT_EQ(cheapest.value(prices), least);
+    EXPECT_EQ(cheapest.find(prices, set), least);
     CheapestSet coarse(made.chunks, 3);
-    EXPECT_LE(coarse.value(prices), least) << "seed " << seed;
+    EXPECT_LE(coarse.value(prices), least);
   }
 }
 
 TEST(CheapestSet, NamesASetOfItsValue) {
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(100)) {
     const Case made = random_case(random, 12);
     std::vector<std::int32_t> prices;
     for (std::int32_t c = 0; c < 12; ++c) {
@@ -146,7 +144,7 @@ TEST(CheapestSet, NamesASetOfItsValue) {
     std::vector<std::int32_t> set;
     const std::int64_t least = cheapest.find(prices, set);
     std::ranges::reverse(set);
-    ASSERT_TRUE(std::ranges::is_sorted(set)) << "seed " << seed;
+    ASSERT_TRUE(std::ranges::is_sorted(set));
     std::int64_t value = -price_of(prices, set);
     std::int32_t end = 0;
     for (const std::int32_t chunk : set) {
@@ -155,7 +153,7 @@ TEST(CheapestSet, NamesASetOfItsValue) {
                made.chunks.own_rows[c];
       end = std::max(end, made.chunks.seen_end[c]);
     }
-    EXPECT_EQ(value, least) << "seed " << seed;
+    EXPECT_EQ(value, least);
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/attention.hpp"
 #include "magi/error.hpp"
+#include "support/random_streams.hpp"
 #include "verify/checks.hpp"
 
 namespace magi::cli {
@@ -12,8 +13,7 @@ namespace {
 
 TEST(Verify, RandomCasesHold) {
   cpu::set_num_threads(1);
-  for (std::uint64_t seed = 1; seed <= 150; ++seed) {
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(150)) {
     const VerifyCase drawn = random_case(random);
     EXPECT_EQ(verify(drawn), Findings{}) << case_to_json(drawn);
   }
@@ -32,8 +32,7 @@ TEST(Verify, WhatCancelsIsJudgedByItsTerms) {
 
 TEST(Verify, DrawnCasesReachEveryCorner) {
   std::map<std::string, int> seen;
-  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(2000)) {
     const VerifyCase c = random_case(random);
     ++seen["ranks " + std::to_string(c.config.num_ranks)];
     ++seen[std::string("placement ") + placement_name(c.config.placement.algorithm)];
@@ -55,8 +54,7 @@ TEST(Verify, DrawnCasesReachEveryCorner) {
 }
 
 TEST(Verify, CasesSurviveJson) {
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(300)) {
     const VerifyCase drawn = random_case(random);
     EXPECT_EQ(case_from_json(case_to_json(drawn)), drawn);
   }

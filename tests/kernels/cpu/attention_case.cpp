@@ -64,6 +64,11 @@ std::string AttentionCase::describe() const {
   return text.str();
 }
 
+DType any_float_type(RandomStream& random) {
+  constexpr DType kTypes[] = {DType::Float64, DType::Float32, DType::BFloat16, DType::Float16};
+  return kTypes[random.between(0, 3)];
+}
+
 AttentionCase random_case(RandomStream& random, DType dtype, const RandomMaskOptions& options) {
   AttentionCase test;
   test.mask = random_mask(random, options);

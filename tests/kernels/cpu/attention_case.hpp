@@ -35,6 +35,8 @@ struct AttentionCase {
   std::string describe() const;
 };
 
+DType any_float_type(RandomStream& random);
+
 /// Heads, dims, scale, softcap, sink, layout and dlse are drawn as well.
 AttentionCase random_case(RandomStream& random, DType dtype, const RandomMaskOptions& options);
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/cpu/attention_case.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::testing {
 namespace {
@@ -11,49 +12,32 @@ namespace {
 using reference::DenseInput;
 using reference::DenseOutput;
 
-constexpr DType kFloatTypes[] = {DType::Float64, DType::Float32, DType::BFloat16, DType::Float16};
-
-TEST(CpuBackward, RandomCasesMatchTheReference) {
-  for (std::uint64_t seed = 1; seed <= 160; ++seed) {
-    RandomStream random(seed);
-    const AttentionCase test = random_case(random, kFloatTypes[seed % 4], {});
-    SCOPED_TRACE("seed " + std::to_string(seed) + ": " + test.describe());
+void expect_random_cases(std::uint64_t count, const RandomMaskOptions& options = {},
+                         cpu::Isa isa = cpu::Isa::Best) {
+  for (RandomStream& random : RandomStreams(count)) {
+    const AttentionCase test = random_case(random, any_float_type(random), options);
+    SCOPED_TRACE(test.describe());
     const DenseOutput output = dense_forward(test.dense, test.counts());
-    expect_backward_close(test, output, run_backward(test, output));
-    if (HasFailure()) break;
+    expect_backward_close(test, output, run_backward(test, output, isa));
   }
 }
 
+TEST(CpuBackward, RandomCasesMatchTheReference) { expect_random_cases(160); }
+
 TEST(CpuBackward, LongerCasesOfManyTilesMatchTheReference) {
-  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
-    RandomStream random(1000 + seed);
-    const RandomMaskOptions options{.max_rows_q = 700, .max_rows_k = 700, .max_slices = 12};
-    const AttentionCase test = random_case(random, kFloatTypes[seed % 4], options);
-    SCOPED_TRACE("seed " + std::to_string(1000 + seed) + ": " + test.describe());
-    const DenseOutput output = dense_forward(test.dense, test.counts());
-    expect_backward_close(test, output, run_backward(test, output));
-    if (HasFailure()) break;
-  }
+  expect_random_cases(12, {.max_rows_q = 700, .max_rows_k = 700, .max_slices = 12});
 }
 
 TEST(CpuBackward, ThePortableKernelsMatchTheReference) {
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    RandomStream random(2000 + seed);
-    const AttentionCase test = random_case(random, kFloatTypes[seed % 4], {});
-    SCOPED_TRACE("seed " + std::to_string(2000 + seed) + ": " + test.describe());
-    const DenseOutput output = dense_forward(test.dense, test.counts());
-    expect_backward_close(test, output, run_backward(test, output, cpu::Isa::Portable));
-    if (HasFailure()) break;
-  }
+  expect_random_cases(60, {}, cpu::Isa::Portable);
 }
 
 TEST(CpuBackward, AccumulatingAddsToWhatIsThereUnlessKeysAreWritten) {
-  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-    RandomStream random(3000 + seed);
-    AttentionCase test = random_case(random, kFloatTypes[seed % 4], {});
+  for (RandomStream& random : RandomStreams(40)) {
+    AttentionCase test = random_case(random, any_float_type(random), {});
     test.result_dtype = test.real();
-    test.is_writing_keys = seed % 3 == 0;
-    SCOPED_TRACE("seed " + std::to_string(3000 + seed) + ": " + test.describe());
+    test.is_writing_keys = random.chance(33);
+    SCOPED_TRACE(test.describe());
     const DenseOutput output = dense_forward(test.dense, test.counts());
     const double start = 0.5;
     auto got = run_backward(test, output, cpu::Isa::Best, &start);
@@ -62,7 +46,6 @@ TEST(CpuBackward, AccumulatingAddsToWhatIsThereUnlessKeysAreWritten) {
       for (double& value : *array) value -= start;
     }
     expect_backward_close(test, output, got);
-    if (HasFailure()) break;
   }
 }
 

@@ -5,50 +5,36 @@
 #include <limits>
 
 #include "kernels/cpu/attention_case.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::testing {
 namespace {
 
-constexpr DType kFloatTypes[] = {DType::Float64, DType::Float32, DType::BFloat16, DType::Float16};
-
-TEST(CpuForward, RandomCasesMatchTheReference) {
-  for (std::uint64_t seed = 1; seed <= 160; ++seed) {
-    RandomStream random(seed);
-    const AttentionCase test = random_case(random, kFloatTypes[seed % 4], {});
-    SCOPED_TRACE("seed " + std::to_string(seed) + ": " + test.describe());
-    expect_forward_close(test, run_forward(test));
-    if (HasFailure()) break;
+void expect_random_cases(std::uint64_t count, const RandomMaskOptions& options = {},
+                         cpu::Isa isa = cpu::Isa::Best) {
+  for (RandomStream& random : RandomStreams(count)) {
+    const AttentionCase test = random_case(random, any_float_type(random), options);
+    SCOPED_TRACE(test.describe());
+    expect_forward_close(test, run_forward(test, isa));
   }
 }
 
+TEST(CpuForward, RandomCasesMatchTheReference) { expect_random_cases(160); }
+
 TEST(CpuForward, LongerCasesOfManyTilesMatchTheReference) {
-  for (std::uint64_t seed = 1; seed <= 16; ++seed) {
-    RandomStream random(1000 + seed);
-    const RandomMaskOptions options{.max_rows_q = 700, .max_rows_k = 700, .max_slices = 12};
-    const AttentionCase test = random_case(random, kFloatTypes[seed % 4], options);
-    SCOPED_TRACE("seed " + std::to_string(1000 + seed) + ": " + test.describe());
-    expect_forward_close(test, run_forward(test));
-    if (HasFailure()) break;
-  }
+  expect_random_cases(16, {.max_rows_q = 700, .max_rows_k = 700, .max_slices = 12});
 }
 
 TEST(CpuForward, ThePortableKernelsMatchTheReference) {
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    RandomStream random(2000 + seed);
-    const AttentionCase test = random_case(random, kFloatTypes[seed % 4], {});
-    SCOPED_TRACE("seed " + std::to_string(2000 + seed) + ": " + test.describe());
-    expect_forward_close(test, run_forward(test, cpu::Isa::Portable));
-    if (HasFailure()) break;
-  }
+  expect_random_cases(60, {}, cpu::Isa::Portable);
 }
 
 /// Slices in random parts, one call each.
 TEST(CpuForward, MergingCallsEqualOneCall) {
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    RandomStream random(3000 + seed);
-    AttentionCase test = random_case(random, kFloatTypes[seed % 4], {});
+  for (RandomStream& random : RandomStreams(60)) {
+    AttentionCase test = random_case(random, any_float_type(random), {});
     test.result_dtype = test.real();
-    SCOPED_TRACE("seed " + std::to_string(3000 + seed) + ": " + test.describe());
+    SCOPED_TRACE(test.describe());
     std::vector<std::vector<BandSlice>> parts(static_cast<std::size_t>(random.between(2, 4)));
     for (const BandSlice& slice : test.mask.slices) {
       const auto last = static_cast<std::int32_t>(parts.size()) - 1;
@@ -56,16 +42,14 @@ TEST(CpuForward, MergingCallsEqualOneCall) {
     }
     const std::size_t sink_part = random.chance(50) ? 0 : parts.size() - 1;
     expect_forward_close(test, run_merged(test, parts, sink_part));
-    if (HasFailure()) break;
   }
 }
 
 /// A row whose sink is infinite, or so large that it is in base 2, has no weight left for keys.
 TEST(CpuForward, InfiniteSinksTakeAllWeight) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  for (std::uint64_t seed = 1; seed <= 24; ++seed) {
-    RandomStream random(5000 + seed);
-    AttentionCase test = random_case(random, kFloatTypes[seed % 4], {});
+  for (RandomStream& random : RandomStreams(24)) {
+    AttentionCase test = random_case(random, any_float_type(random), {});
     test.result_dtype = test.real();
     reference::DenseInput& in = test.dense;
     in.num_sinks = random.between(1, 3);
@@ -76,7 +60,7 @@ TEST(CpuForward, InfiniteSinksTakeAllWeight) {
     in.sink[last] = random.chance(50) ? kInfinity : large;  // of the last head
     in.sink[last - static_cast<std::size_t>(random.between(0, in.num_sinks - 1) * in.heads_q)] =
         kInfinity;
-    SCOPED_TRACE("seed " + std::to_string(5000 + seed) + ": " + test.describe());
+    SCOPED_TRACE(test.describe());
     const std::vector<std::vector<BandSlice>> parts{test.mask.slices, {}, test.mask.slices};
     const auto result = run_merged(test, parts, static_cast<std::size_t>(random.between(0, 2)));
     for (std::size_t i = 0; i < result.lse.size(); ++i) {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "kernels/cpu/attention_case.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::testing {
 namespace {
@@ -14,8 +15,6 @@ namespace {
 using reference::DenseGradients;
 using reference::DenseInput;
 using reference::DenseOutput;
-
-constexpr DType kFloatTypes[] = {DType::Float64, DType::Float32, DType::BFloat16, DType::Float16};
 
 /// An attention case whose mask is a list for each query and kv head.
 struct ListedCase {
@@ -179,42 +178,45 @@ void expect_close(const ListedCase& listed, const Results& results) {
   }
 }
 
+/// A case of these sizes, as many entries a list, and any of the keys in each entry.
+ListedCase drawn_case(RandomStream& random, DType type, const reference::DenseInput& sizes,
+                      std::int32_t entries, Range keys) {
+  ListedCase test;
+  test.attention.dtype = test.attention.result_dtype = type;
+  test.attention.dense = sizes;
+  test.attention.mask = {sizes.rows_q, sizes.rows_k, {}};
+  draw_values(random, test.attention);
+  test.entries = entries;
+  for (std::int32_t i = 0; i < sizes.rows_q * sizes.heads_kv * entries; ++i) {
+    test.indices.push_back(random.between(keys.begin, keys.end - 1));
+  }
+  return test;
+}
+
 TEST(CpuListedKeys, RandomListsMatchTheReference) {
-  for (std::uint64_t seed = 1; seed <= 120; ++seed) {
-    RandomStream random(seed);
-    const ListedCase test = random_listed_case(random, kFloatTypes[seed % 4]);
-    SCOPED_TRACE("seed " + std::to_string(seed) + ": " + test.attention.describe());
-    expect_close(test, run(test, seed % 3 == 0 ? cpu::Isa::Portable : cpu::Isa::Best));
-    if (HasFailure()) break;
+  for (RandomStream& random : RandomStreams(120)) {
+    const ListedCase test = random_listed_case(random, any_float_type(random));
+    SCOPED_TRACE(test.attention.describe());
+    expect_close(test, run(test, random.chance(33) ? cpu::Isa::Portable : cpu::Isa::Best));
   }
 }
 
 /// More heads per kv head than a block of columns holds, and more keys than an item owns.
 TEST(CpuListedKeys, ManyHeadsAndKeysMatchTheReference) {
   RandomStream random(7);
-  ListedCase test;
-  test.attention.dtype = DType::Float64;
-  test.attention.result_dtype = DType::Float64;
-  test.attention.dense = {
-      .rows_q = 3, .rows_k = 2500, .heads_q = 200, .heads_kv = 1, .dim_qk = 12, .dim_v = 5};
-  test.attention.mask = {3, 2500, {}};
-  draw_values(random, test.attention);
-  test.entries = 300;
-  for (int i = 0; i < 900; ++i) test.indices.push_back(random.between(0, 2499));
+  const ListedCase test = drawn_case(
+      random, DType::Float64,
+      {.rows_q = 3, .rows_k = 2500, .heads_q = 200, .heads_kv = 1, .dim_qk = 12, .dim_v = 5}, 300,
+      {0, 2500});
   expect_close(test, run(test));
 }
 
 TEST(CpuListedKeys, ResultsDoNotDependOnThreads) {
   RandomStream random(11);
-  ListedCase test;
-  test.attention.dtype = DType::Float32;
-  test.attention.result_dtype = DType::Float32;
-  test.attention.dense = {
-      .rows_q = 300, .rows_k = 3000, .heads_q = 8, .heads_kv = 2, .dim_qk = 32, .dim_v = 32};
-  test.attention.mask = {300, 3000, {}};
-  draw_values(random, test.attention);
-  test.entries = 64;
-  for (int i = 0; i < 300 * 2 * 64; ++i) test.indices.push_back(random.between(0, 2999));
+  const ListedCase test = drawn_case(
+      random, DType::Float32,
+      {.rows_q = 300, .rows_k = 3000, .heads_q = 8, .heads_kv = 2, .dim_qk = 32, .dim_v = 32}, 64,
+      {0, 3000});
   const Results several = run(test);
   const std::int32_t before = cpu::set_num_threads(1);
   const Results one = run(test);
@@ -228,15 +230,10 @@ TEST(CpuListedKeys, ResultsDoNotDependOnThreads) {
 /// NaN in keys that no list names reaches no result.
 TEST(CpuListedKeys, WhatIsNotListedIsNotRead) {
   RandomStream random(13);
-  ListedCase test;
-  test.attention.dtype = DType::Float64;
-  test.attention.result_dtype = DType::Float64;
-  test.attention.dense = {
-      .rows_q = 10, .rows_k = 50, .heads_q = 4, .heads_kv = 2, .dim_qk = 8, .dim_v = 8};
-  test.attention.mask = {10, 50, {}};
-  draw_values(random, test.attention);
-  test.entries = 6;
-  for (int i = 0; i < 10 * 2 * 6; ++i) test.indices.push_back(random.between(10, 30));
+  ListedCase test =
+      drawn_case(random, DType::Float64,
+                 {.rows_q = 10, .rows_k = 50, .heads_q = 4, .heads_kv = 2, .dim_qk = 8, .dim_v = 8},
+                 6, {10, 31});
   const Results clean = run(test);
   for (const std::size_t key : {0, 9, 31, 49}) {
     for (std::size_t i = key * 16; i < (key + 1) * 16; ++i) {

@@ -11,6 +11,7 @@
 #include "kernels/schedule/item_walk.hpp"
 #include "magi/error.hpp"
 #include "mask/random_mask.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::test {
 namespace {
@@ -84,9 +85,7 @@ void expect_order(const BackwardList& list) {
 
 TEST(BackwardArrivalsTest, ItemsWaitForAllThatTheyLoadInTheOrderOfArrival) {
   int num_waiting = 0;
-  for (std::uint64_t seed = 1; seed <= 1500; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(1500)) {
     const Mask mask = random_mask(random);
     const std::int32_t group = 1 << random.between(0, 3);
     BackwardProblem problem = problem_of(mask, 4 * group, 4);
@@ -105,15 +104,12 @@ TEST(BackwardArrivalsTest, ItemsWaitForAllThatTheyLoadInTheOrderOfArrival) {
                                [](const TileArrival& tile) { return tile.sources != 0; })
                        ? 1
                        : 0;
-    if (HasFailure()) return;
   }
   EXPECT_GT(num_waiting, 500);
 }
 
 TEST(BackwardArrivalsTest, OrderedListsAreThoseWithoutArrivals) {
-  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(300)) {
     const Mask mask = random_mask(random);
     BackwardProblem problem = problem_of(mask, 4, 2);
     const BackwardTileShape shape = random_shape(random);
@@ -126,7 +122,6 @@ TEST(BackwardArrivalsTest, OrderedListsAreThoseWithoutArrivals) {
     EXPECT_EQ(list.spans, plain.spans);
     EXPECT_EQ(list.semaphore_runs, plain.semaphore_runs);
     if (!problem.coming.empty()) expect_arrivals(list);
-    if (HasFailure()) return;
   }
 }
 

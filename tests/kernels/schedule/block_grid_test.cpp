@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "mask/random_mask.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi {
 namespace {
@@ -104,9 +105,7 @@ void expect_pairs(const BlockGrid& grid, const std::vector<std::int32_t>& list, 
 }
 
 TEST(BlockGridTest, RunsHoldThePairsOfTheList) {
-  for (std::uint64_t seed = 1; seed <= 400; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(400)) {
     const std::int32_t tokens = 8 << random.between(0, 3);
     const BlockGrid grid{.rows_q = random.between(1, 300),
                          .rows_k = random.between(1, 700),
@@ -131,9 +130,7 @@ TEST(BlockGridTest, BlocksFillTiles) {
 
 /// The bands of all q blocks and k tiles hold each pair as often as its blocks are seen.
 TEST(BlockGridTest, BandsHoldThePairsOfTheMask) {
-  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(200)) {
     const BlockGrid grid{.rows_q = random.between(1, 200),
                          .rows_k = random.between(1, 400),
                          .q_block = random.between(1, 256),

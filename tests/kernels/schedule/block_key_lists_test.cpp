@@ -9,6 +9,7 @@
 #include "cuda/memory.hpp"
 #include "mask/random_mask.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::test {
 namespace {
@@ -104,9 +105,7 @@ void expect_head(const BlockKeyShape& shape, const std::vector<std::uint8_t>& vi
 }
 
 TEST_F(BlockKeyListsTest, EqualTheHostsBands) {
-  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(100)) {
     BlockKeyShape shape;
     shape.grid = {.rows_q = random.between(1, 3000),
                   .rows_k = random.between(1, 3000),

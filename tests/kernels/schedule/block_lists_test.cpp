@@ -9,6 +9,7 @@
 #include "cuda/memory.hpp"
 #include "mask/random_mask.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::test {
 namespace {
@@ -81,9 +82,7 @@ void expect_order(const BlockListShape& shape, const BuiltLists& built) {
 }
 
 TEST_F(BlockListsTest, EqualTheHostsLists) {
-  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(100)) {
     BlockListShape shape;
     shape.grid = {.rows_q = random.between(1, 3000),
                   .rows_k = random.between(1, 9000),

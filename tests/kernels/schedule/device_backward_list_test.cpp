@@ -10,6 +10,7 @@
 #include "magi/error.hpp"
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::test {
 namespace {
@@ -220,9 +221,8 @@ TEST_F(DeviceBackwardListTest, HoldsForLongRowsAndManySlices) {
   const BackwardProblem problem{
       .rows_q = kRows, .rows_k = kRows, .heads_q = 8, .heads_kv = 1, .num_ctas = 132};
   for (const int count : {4000, 9000}) {
-    RandomStream random(7);
     TypedRanges ranges;
-    for (int i = 0; i < count; ++i) {
+    for (RandomStream& random : testing::RandomStreams(count)) {
       const std::int32_t begin = random.between(0, kRows - 70);
       const std::int32_t key = random.between(0, kRows - 70);
       ranges.append({begin, begin + random.between(0, 70)}, {key, key + random.between(0, 70)},
@@ -279,8 +279,7 @@ TEST_F(DeviceBackwardListTest, HoldsWithoutSlicesAndForMoreThanAreJoined) {
   TypedRanges ranges;
   ranges.append({0, 5000}, {0, 5000}, 0);
   expect_hosts_list(shape_of(problem, ranges), ranges);
-  RandomStream random(8);
-  for (int i = 0; i < 3000; ++i) {
+  for (RandomStream& random : testing::RandomStreams(3000)) {
     ranges.append({random.between(0, 2000), 5000}, {random.between(0, 200), 300},
                   random.between(0, 3));
   }

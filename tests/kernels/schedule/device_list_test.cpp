@@ -11,6 +11,7 @@
 #include "magi/error.hpp"
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::test {
 namespace {
@@ -171,9 +172,8 @@ TEST_F(DeviceListTest, JoinsWhatTheHostJoins) {
 
 TEST_F(DeviceListTest, HoldsForHundredsOfThousandsOfSlices) {
   constexpr std::int32_t kRows = 1 << 20;
-  RandomStream random(7);
   TypedRanges ranges;
-  for (int i = 0; i < 300000; ++i) {
+  for (RandomStream& random : testing::RandomStreams(300000)) {
     const std::int32_t begin = random.between(0, kRows - 70);
     const std::int32_t key = random.between(0, kRows - 70);
     ranges.append({begin, begin + random.between(0, 70)}, {key, key + random.between(0, 70)},
@@ -228,9 +228,8 @@ TEST_F(DeviceListTest, HoldsAtTheMostTilesThatTheDeviceSorts) {
 
 TEST_F(DeviceListTest, SortsTilesThatSeeMoreSlicesThanOneWindow) {
   constexpr std::int32_t kRows = 300;
-  RandomStream random(8);
   TypedRanges ranges;
-  for (int i = 0; i < 150000; ++i) {
+  for (RandomStream& random : testing::RandomStreams(150000)) {
     const bool is_reaching = random.chance(40);
     ranges.append({is_reaching ? random.between(0, 200) : kRows, kRows}, {0, kRows},
                   random.between(0, 3));

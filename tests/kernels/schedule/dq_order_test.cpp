@@ -9,6 +9,7 @@
 #include "kernels/schedule/backward_problem.hpp"
 #include "kernels/schedule/expand_backward_list.hpp"
 #include "mask/random_mask.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::test {
 namespace {
@@ -81,9 +82,7 @@ TEST(DqOrderTest, RandomTinyListsEndEachSumOnce) {
   RandomMaskOptions options;
   options.max_rows_q = options.max_rows_k = 64;
   int num_converting = 0;
-  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(200)) {
     const Mask mask = random_mask(random, options);
     const BackwardProblem problem = problem_of(mask, 2, 2);
     const BackwardChoice choice{.is_deterministic = random.chance(50)};
@@ -108,9 +107,7 @@ TEST(DqOrderTest, AKernelWithoutConverterLeavesAllSums) {
 /// Random masks hardly ever have lists that end sums.
 TEST(DqOrderTest, RandomWindowsEndEachSumOnce) {
   int num_converting = 0;
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(60)) {
     const std::int32_t rows = random.between(600, 900);
     // Two components that may meet inside a q tile.
     const std::int32_t cut = 16 * random.between(12, 24) + 5 * random.between(0, 1);

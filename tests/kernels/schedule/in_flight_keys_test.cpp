@@ -5,14 +5,13 @@
 
 #include "magi/error.hpp"
 #include "mask/random_mask.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::test {
 namespace {
 
 TEST(InFlightKeysTest, SourcesAreThoseOfTheRows) {
-  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(200)) {
     InFlightKeys coming{.num_sources = random.between(1, kMaxKeySources)};
     std::vector<std::uint32_t> source_of(64, 0);
     for (std::int32_t row = random.between(0, 9); row < 60;) {

@@ -6,14 +6,13 @@
 #include "kernels/schedule/backward_problem.hpp"
 #include "kernels/schedule/item_walk.hpp"
 #include "mask/random_mask.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::test {
 namespace {
 
 TEST(ItemOrderTest, ItemsWalkEverythingOnceInOrder) {
-  for (std::uint64_t seed = 1; seed <= 1000; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(1000)) {
     const Mask mask = random_mask(random);
     const std::int32_t group = random.between(1, 12);
     const std::int32_t heads_kv = random.between(1, 9);

@@ -11,6 +11,7 @@
 #include "kernels/schedule/item_walk.hpp"
 #include "magi/error.hpp"
 #include "mask/random_mask.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::test {
 namespace {
@@ -37,9 +38,7 @@ Mask documents(std::span<const std::int32_t> lengths) {
 }
 
 TEST(PlainListTest, CountsEveryPairAsOftenAsTheMaskInOrder) {
-  for (std::uint64_t seed = 1; seed <= 2000; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(2000)) {
     const Mask mask = random_mask(random);
     const BackwardProblem problem = problem_of(mask, 2 << random.between(0, 3), 2);
     BackwardTileShape shape = random_shape(random);
@@ -53,9 +52,7 @@ TEST(PlainListTest, CountsEveryPairAsOftenAsTheMaskInOrder) {
 
 /// As lists made on the device have room for.
 TEST(PlainListTest, HasNoMoreComponentsThanThereIsRoomFor) {
-  for (std::uint64_t seed = 1; seed <= 500; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(500)) {
     Mask mask = random_mask(random);
     const bool has_single_diagonals = random.chance(50);
     for (BandSlice& slice : mask.slices) {

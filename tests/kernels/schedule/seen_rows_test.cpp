@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "mask/random_mask.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::test {
 namespace {
@@ -14,9 +15,7 @@ bool has(const std::vector<std::uint32_t>& words, std::int32_t row) {
 }
 
 TEST(SeenRowsTest, HaveABitForEachRowThatIsInSomePair) {
-  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(200)) {
     const Mask mask = random_mask(random);
     std::vector<bool> queries(static_cast<std::size_t>(mask.rows_q));
     std::vector<bool> keys(static_cast<std::size_t>(mask.rows_k));

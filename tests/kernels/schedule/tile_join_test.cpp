@@ -8,6 +8,7 @@
 
 #include "kernels/schedule/host/forward_list.hpp"
 #include "mask/random_mask.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::test {
 namespace {
@@ -107,9 +108,7 @@ std::vector<BandSlice> random_parts(RandomStream& random, const Mask& mask) {
 
 TEST(TileJoinTest, KeepsEveryPairAsOftenAsItWas) {
   std::size_t num_before = 0, num_after = 0;
-  for (std::uint64_t seed = 1; seed <= 2000; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(2000)) {
     RandomMaskOptions options;
     options.max_slices = 8;
     Mask mask = random_mask(random, options);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "support/random_mask.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi {
 namespace {
@@ -54,8 +55,7 @@ std::optional<std::int32_t> differing_row(const std::vector<BandSlice>& slices,
 }
 
 TEST(PairEdges, AnyCutsOfASliceHoldItsPairs) {
-  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(2000)) {
     std::vector<BandSlice> slices;
     for (std::int32_t i = random.between(1, 4); i > 0; --i) {
       slices.push_back(random_slice(random, kRows, kRows, {}));
@@ -68,14 +68,13 @@ TEST(PairEdges, AnyCutsOfASliceHoldItsPairs) {
       }
       parts = cuts;
     }
-    EXPECT_EQ(differing_row(parts, slices), std::nullopt) << "seed " << seed;
+    EXPECT_EQ(differing_row(parts, slices), std::nullopt);
   }
 }
 
 TEST(PairEdges, FindsARowExactlyWhereTheCountsDiffer) {
   std::int32_t num_equal = 0;
-  for (std::uint64_t seed = 0; seed < 4000; ++seed) {
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(4000)) {
     std::vector<BandSlice> slices;
     for (std::int32_t i = random.between(1, 3); i > 0; --i) {
       slices.push_back(random_slice(random, kRows, kRows, {}));
@@ -96,11 +95,11 @@ TEST(PairEdges, FindsARowExactlyWhereTheCountsDiffer) {
     const std::vector<std::int32_t> counts = counts_of(slices, others);
     const auto row = differing_row(slices, others);
     const auto is_zero = [](std::int32_t count) { return count == 0; };
-    ASSERT_EQ(row.has_value(), !std::ranges::all_of(counts, is_zero)) << "seed " << seed;
+    ASSERT_EQ(row.has_value(), !std::ranges::all_of(counts, is_zero));
     num_equal += row ? 0 : 1;
     if (!row) continue;
     const auto begin = counts.begin() + static_cast<std::ptrdiff_t>(*row) * kRows;
-    EXPECT_FALSE(std::all_of(begin, begin + kRows, is_zero)) << "seed " << seed << " row " << *row;
+    EXPECT_FALSE(std::all_of(begin, begin + kRows, is_zero)) << "row " << *row;
   }
   EXPECT_GT(num_equal, 200);
   EXPECT_LT(num_equal, 3800);

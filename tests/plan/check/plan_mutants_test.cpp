@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "plan/check/plan_oracle.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::testing {
 namespace {
@@ -21,13 +22,12 @@ TEST(PlanMutants, EveryWrongOneIsRefusedAndNoRightOne) {
 }
 
 TEST(PlanMutants, PlansThatNobodyChangedAreRight) {
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(300)) {
     Plan plan = small_random_plan(random);
-    EXPECT_EQ(judge_plan(plan), "") << "seed " << seed;
+    EXPECT_EQ(judge_plan(plan), "");
     const Plan before = plan;
     EXPECT_TRUE(renew_figures(plan));
-    EXPECT_EQ(plan, before) << "seed " << seed;
+    EXPECT_EQ(plan, before);
   }
 }
 

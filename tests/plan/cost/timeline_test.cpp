@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "plan/plan_support.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::planner {
 namespace {
@@ -165,10 +166,9 @@ TEST(Timeline, WhatReturnsWholeTravelsInItsOwnType) {
 }
 
 TEST(Timeline, EndsWhenTheReportSays) {
-  RandomStream random(9);
   RandomMaskOptions options;
   options.min_rows = 40;
-  for (int round = 0; round < 300; ++round) {
+  for (RandomStream& random : testing::RandomStreams(300)) {
     const Mask mask = random_mask(random, options);
     PlanConfig config{.num_ranks = random.between(1, 5), .num_heads_q = 4, .num_heads_kv = 2};
     config.overlap_degree = random.between(0, 3);
@@ -267,9 +267,7 @@ TEST(Timeline, AGatheredStepIsWhatARankIsPredictedToTake) {
 
 TEST(Timeline, OneDegreeIsChosenFromPlansOfDegreeZeroAndOne) {
   std::size_t num_chosen[3] = {};  // 0, 1, more
-  for (std::uint64_t seed = 0; seed < 400; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(400)) {
     const Plan plan = random_plan(random);
     PlanConfig config = plan.config;
     config.cost = slow_cost(random);

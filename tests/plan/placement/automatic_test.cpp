@@ -7,6 +7,7 @@
 
 #include "magi/error.hpp"
 #include "plan/placement/placement_cases.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi {
 namespace {
@@ -33,9 +34,7 @@ Mask long_documents(std::uint64_t seed, MaskType type) {
 }
 
 TEST(AutoPlacement, IsNeverWorseThanMinHeapInBoth) {
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    SCOPED_TRACE(seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(100)) {
     const Mask mask = testing::random_square_mask(random, 1, 200);
     const std::int32_t ranks = random.between(2, 6);
     const Quality heap = quality(mask, ranks, PlacementAlgorithm::MinHeap);

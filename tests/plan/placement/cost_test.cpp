@@ -9,6 +9,7 @@
 #include "magi/error.hpp"
 #include "plan/placement/evaluate.hpp"
 #include "plan/placement/placement_cases.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi {
 namespace {
@@ -24,9 +25,7 @@ Placement random_layout(RandomStream& random, std::int32_t rows) {
 }
 
 TEST(PlacementCost, EqualsBruteForceOnRandomMasks) {
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    SCOPED_TRACE(seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(300)) {
     Mask mask = testing::random_square_mask(random, 1, 70);
     const Placement placement = random_layout(random, mask.rows_q + random.between(0, 9));
     const PlacementCost cost = placement_cost(mask, placement);
@@ -82,9 +81,7 @@ TEST(ChunkTable, MergesWhatAChunkSees) {
 }
 
 TEST(CrossingRows, AreThoseOfNodesInPlaceOfRanks) {
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    SCOPED_TRACE(seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(100)) {
     const Mask mask = testing::random_square_mask(random, 1, 70);
     const Placement placement = random_layout(random, mask.rows_q);
     const std::int32_t node = random.between(1, 3);

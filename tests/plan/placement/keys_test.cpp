@@ -8,6 +8,7 @@
 #include "plan/placement/evaluate.hpp"
 #include "plan/placement/monotone_keys.hpp"
 #include "plan/placement/placement_cases.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi {
 namespace {
@@ -65,9 +66,7 @@ Mask random_monotone_mask(RandomStream& random, std::int32_t rows) {
 }
 
 TEST(MonotoneKeys, IsExactForDocumentsAndWindows) {
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    SCOPED_TRACE(seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(100)) {
     const std::int32_t rows = random.between(20, 120);
     const Mask mask = random_monotone_mask(random, rows);
     const ChunkTable table =
@@ -82,9 +81,7 @@ TEST(MonotoneKeys, IsExactForDocumentsAndWindows) {
 
 TEST(MonotoneKeys, IsExactWhereverItAcceptsAMask) {
   int accepted = 0;
-  for (std::uint64_t seed = 0; seed < 3000; ++seed) {
-    SCOPED_TRACE(seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(3000)) {
     RandomMaskOptions options;
     options.is_square = true;
     options.max_slices = 6;
@@ -126,9 +123,7 @@ TEST(MonotoneKeys, KnowsOneCausalDocument) {
 }
 
 TEST(BlockKeys, IsExactWhereBlocksAreRows) {
-  for (std::uint64_t seed = 0; seed < 150; ++seed) {
-    SCOPED_TRACE(seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(150)) {
     const Mask mask = testing::random_square_mask(random, 8, 60);
     const ChunkTable table = make_chunk_table(mask, mask.rows_q, random.between(2, 9));
     check_pair(table, BlockKeys(table), random_halves(random, table.num_chunks()));
@@ -136,9 +131,7 @@ TEST(BlockKeys, IsExactWhereBlocksAreRows) {
 }
 
 TEST(CostOfAdding, IsTheChangeOfRemoteRows) {
-  for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    SCOPED_TRACE(seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(60)) {
     const Mask mask = random_monotone_mask(random, 80);
     const ChunkTable table = make_chunk_table(mask, 80, 7);
     const auto keys = MonotoneKeys::from(table);

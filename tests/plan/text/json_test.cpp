@@ -7,6 +7,7 @@
 
 #include "magi/plan.hpp"
 #include "plan/plan_support.hpp"
+#include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
 namespace magi {
@@ -97,13 +98,12 @@ const std::string kGolden = R"golden({"format": "magi plan",
 )golden";
 
 TEST(PlanJson, RandomPlansSurviveARoundTrip) {
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(300)) {
     const Plan plan = random_plan(random);
     const std::string text = plan_to_json(plan);
     const Plan read = plan_from_json(text);
-    EXPECT_EQ(read, plan) << "seed " << seed;
-    EXPECT_EQ(plan_to_json(read), text) << "seed " << seed;
+    EXPECT_EQ(read, plan);
+    EXPECT_EQ(plan_to_json(read), text);
   }
 }
 

@@ -4,6 +4,7 @@
 #include "magi/error.hpp"
 #include "magi/plan.hpp"
 #include "plan/plan_support.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi {
 namespace {
@@ -17,9 +18,7 @@ std::vector<std::int32_t> sizes_with(const std::vector<PeerRows>& rows, std::int
 }
 
 TEST(RowExchanges, BothSidesListTheSameRecordsInTheSameOrder) {
-  for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(200)) {
     const Plan plan = random_plan(random);
     const auto num_ranks = static_cast<std::int32_t>(plan.ranks.size());
     std::vector<std::vector<RowExchange>> all;

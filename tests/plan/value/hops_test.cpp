@@ -13,6 +13,7 @@
 #include "magi/plan.hpp"
 #include "plan/cost/loads.hpp"
 #include "plan/plan_support.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi {
 namespace {
@@ -44,9 +45,7 @@ Plan random_node_plan(RandomStream& random) {
 }
 
 TEST(Hops, BringEachRowToItsReadersAndOnceAcrossToEachNode) {
-  for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(200)) {
     const Plan plan = random_node_plan(random);
     const std::int32_t node = plan.config.devices_per_node;
     Rows brought;
@@ -75,9 +74,7 @@ TEST(Hops, BringEachRowToItsReadersAndOnceAcrossToEachNode) {
 }
 
 TEST(Hops, BothSidesListTheSameRecordsInTheSameOrder) {
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(100)) {
     const Plan plan = random_node_plan(random);
     const std::int32_t num_ranks = plan.config.num_ranks;
     std::size_t num_records = 0;
@@ -136,9 +133,7 @@ void expect_sums_of_hops(const Plan& plan) {
 }
 
 TEST(Hops, AreSummedForEachPairOfRanks) {
-  for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(200)) {
     expect_sums_of_hops(random_node_plan(random));
   }
   Plan one_node = causal_plan(2);

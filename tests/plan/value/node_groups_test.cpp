@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "plan/plan_support.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::planner {
 namespace {
@@ -38,9 +39,7 @@ Readers readers_of_transfers(const Plan& plan) {
 
 TEST(NodeGroups, AndSweepsTellWhoOfANodeReadsEachRow) {
   std::size_t num_shared = 0;
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(300)) {
     const Plan plan = random_node_plan(random);
     Readers readers;
     Group last{Space::Keys, -1, 0, 0};

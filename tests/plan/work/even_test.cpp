@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "plan/work/work_support.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::planner {
 namespace {
@@ -19,9 +20,7 @@ std::vector<std::int32_t> at_owners(const WorkGrid& grid) {
 }
 
 TEST(EvenOut, PiecesHoldEveryPairOnceByRank) {
-  for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(200)) {
     const GridCase test = random_grid(random);
     const auto pieces = even_out(test.grid, at_owners(test.grid), test.num_ranks,
                                  {random.between(1, 100), random.between(1, 100)});

@@ -7,6 +7,7 @@
 #include "plan/value/hops.hpp"
 #include "plan/work/build.hpp"
 #include "plan/work/queries.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::planner {
 namespace {
@@ -44,9 +45,7 @@ TEST(FastestBuild, TakesTheDegreeThatIsAskedFor) {
 
 TEST(FastestBuild, MakesStagesByHeadsAsABuildDoes) {
   std::size_t num_staged = 0;
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(300)) {
     Plan plan = random_plan(random);
     plan.config.stage_mode = StageMode::Heads;
     plan.config.num_heads_kv = random.between(1, 6);

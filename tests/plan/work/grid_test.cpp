@@ -7,14 +7,13 @@
 #include <utility>
 
 #include "plan/work/work_support.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::planner {
 namespace {
 
 TEST(WorkGrid, CutsHoldEveryPairOnceInTheTileOfTheirParts) {
-  for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(200)) {
     const GridCase test = random_grid(random);
     const WorkGrid& grid = test.grid;
     EXPECT_EQ(expand({test.mask.rows_q, test.mask.rows_k, grid.cuts}), expand(test.mask));
@@ -35,9 +34,7 @@ TEST(WorkGrid, CutsHoldEveryPairOnceInTheTileOfTheirParts) {
 }
 
 TEST(WorkGrid, PartsTileTheRowsInRunsOfOneOwner) {
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(100)) {
     const GridCase test = random_grid(random);
     std::int32_t next = 0;
     for (const WorkPart& part : test.grid.q) {

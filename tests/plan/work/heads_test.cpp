@@ -9,6 +9,7 @@
 #include "magi/mask_builders.hpp"
 #include "plan/plan_support.hpp"
 #include "plan/value/config.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi {
 namespace {
@@ -120,8 +121,7 @@ TEST(HeadsPlan, RefusesSharesThatDoNotDivide) {
 }
 
 TEST(HeadsPlan, IsReadBackFromItsJson) {
-  RandomStream random(11);
-  for (int i = 0; i < 20; ++i) {
+  for (RandomStream& random : testing::RandomStreams(20)) {
     PlanConfig config = heads_config(4, 8, 4);
     config.placement.chunk_size = 4;
     config.placement.uneven_shard = random.chance(50);
@@ -155,8 +155,7 @@ TEST(AutoPlan, LeavesOutSharesOfMoreRowsThanThereMayBe) {
 }
 
 TEST(AutoPlan, IsNeverSlowerThanAnyOther) {
-  RandomStream random(5);
-  for (int i = 0; i < 20; ++i) {
+  for (RandomStream& random : testing::RandomStreams(20)) {
     PlanConfig config = heads_config(4, 8, random.chance(50) ? 8 : 2);
     config.placement.chunk_size = 64;
     RandomMaskOptions options;

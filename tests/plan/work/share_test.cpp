@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "plan/work/work_support.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::planner {
 namespace {
@@ -44,9 +45,7 @@ Figures figures_of(const GridCase& test, const std::vector<std::int32_t>& rank_o
 }
 
 TEST(ShareWork, IsTheSameEachTimeAndNamesRanks) {
-  for (std::uint64_t seed = 0; seed < 50; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(50)) {
     const GridCase test = random_grid(random);
     const RowCosts costs{random.between(1, 1 << 20), random.between(1, 1 << 20)};
     const auto rank_of = share_work(test.grid, test.num_ranks, costs, {});

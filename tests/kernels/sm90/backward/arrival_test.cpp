@@ -13,6 +13,7 @@
 #include "support/gpu/gpu_test.hpp"
 #include "support/gpu/graph.hpp"
 #include "support/gpu/key_sender.hpp"
+#include "support/random_streams.hpp"
 
 // Keys that come before, while and after the launch that needs them, and gradients with places of
 // their own. Schedules: BackwardArrivalsTest.
@@ -240,9 +241,7 @@ TEST_P(BackwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
     call.run(args, call.sender().arrivals(50'000), ArrivalCall::Way::Awaited, {}, sending,
              captured.handle(), given);
   });
-  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(5)) {
     call.sender().take_away_sync();
     call.sender().send(call.sender().shuffled_steps(random, 60'000), sending.handle());
     graph.launch(captured.handle());

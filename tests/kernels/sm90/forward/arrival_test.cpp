@@ -14,6 +14,7 @@
 #include "support/gpu/instance_dims.hpp"
 #include "support/gpu/key_sender.hpp"
 #include "support/gpu/random_tensors.hpp"
+#include "support/random_streams.hpp"
 
 // Keys that come before, while and after the launch that needs them: the same bits as where they
 // had always been there. Schedules: ForwardArrivalsTest.
@@ -176,9 +177,7 @@ class ForwardArrivalTest : public GpuTest,
     ArrivalCall call = call_with(features);
     const Stream sending;
     const Stream stream;
-    for (std::uint64_t seed = 1; seed <= 8; ++seed) {
-      SCOPED_TRACE(::testing::Message() << "seed " << seed);
-      RandomStream random(seed);
+    for (RandomStream& random : testing::RandomStreams(8)) {
       const std::vector<SendStep> steps = call.sender().shuffled_steps(random, 100'000);
       const auto middle =
           steps.begin() + random.between(0, static_cast<std::int32_t>(steps.size()));
@@ -266,9 +265,7 @@ TEST_P(ForwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
     run_in_parts(call.prepared(), args, {}, call.sender().arrivals(50'000), captured.handle(),
                  [&] { call.sender().await(captured.handle()); });
   });
-  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(10)) {
     call.sender().take_away_sync();
     cuda_check(cudaMemset(args.out.data, 0xff, static_cast<std::size_t>(args.out.num_elements())),
                "cudaMemset");

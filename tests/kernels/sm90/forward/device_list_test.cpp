@@ -9,6 +9,7 @@
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/gpu_test.hpp"
 #include "support/gpu/graph.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::test {
 namespace {
@@ -120,9 +121,7 @@ TypedRanges separate_ranges(RandomStream& random, const CallShape& shape, std::i
 }
 
 TEST_F(ForwardDeviceListTest, GivesTheBitsOfTheHostsList) {
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(60)) {
     CallShape shape{.rows_q = random.between(1, 700), .rows_k = random.between(1, 900)};
     shape.heads_q = 2 << random.between(0, 3);
     shape.dim = 64 << random.between(0, 2);
@@ -135,9 +134,7 @@ TEST_F(ForwardDeviceListTest, GivesTheBitsOfTheHostsList) {
 }
 
 TEST_F(ForwardDeviceListTest, GivesTheSameBitsBeyondTheCapacity) {
-  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(40)) {
     const CallShape shape;
     const TypedRanges ranges = separate_ranges(random, shape, 60);
     DeviceListTuning tuning;
@@ -151,9 +148,7 @@ TEST_F(ForwardDeviceListTest, GivesTheSameBitsBeyondTheCapacity) {
 
 TEST_F(ForwardDeviceListTest, GivesTheSameBitsInSplits) {
   std::int32_t num_cut = 0;
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(60)) {
     CallShape shape{.rows_q = random.between(1, 300), .rows_k = random.between(400, 2000)};
     shape.dim = 64 << random.between(0, 2);
     const TypedRanges ranges = separate_ranges(random, shape, random.between(1, 30));
@@ -171,9 +166,7 @@ TEST_F(ForwardDeviceListTest, GivesTheSameBitsInSplits) {
 /// Rows of a prefix tree's nodes see their ancestors, slice by slice, which tiles join.
 TEST_F(ForwardDeviceListTest, GivesTheBitsOfTheHostsListWhereSlicesAreJoined) {
   int num_joined = 0;
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(60)) {
     CallShape shape{.rows_q = random.between(300, 1500)};
     shape.rows_k = shape.rows_q;
     shape.heads_q = 2 << random.between(0, 3);
