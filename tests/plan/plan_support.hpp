@@ -38,33 +38,9 @@ inline std::vector<std::vector<std::int32_t>> segment_rows(const Plan& plan, std
   return rows;
 }
 
-/// How often each (query, key) pair is attended to for kv head `head`, over all ranks and attends.
-inline std::vector<std::uint16_t> attended_pairs(const Plan& plan, std::int32_t head) {
-  const auto rows_k = static_cast<std::size_t>(plan.mask.rows_k);
-  std::vector<std::uint16_t> pairs(static_cast<std::size_t>(plan.mask.rows_q) * rows_k, 0);
-  for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
-    const RankPlan& rank = plan.ranks[r];
-    const auto own = static_cast<std::int32_t>(r);
-    const auto q_segments = segment_rows(plan, own, Space::Queries);
-    const auto k_segments = segment_rows(plan, own, Space::Keys);
-    for (const Attend& attend : rank.attends) {
-      if (head < attend.heads.begin || head >= attend.heads.end) continue;
-      const auto& queries = q_segments.at(static_cast<std::size_t>(attend.q_segment));
-      const auto& keys = k_segments.at(static_cast<std::size_t>(attend.k_segment));
-      for (std::int32_t s = attend.slices.begin; s < attend.slices.end; ++s) {
-        const BandSlice& slice = rank.slices.at(static_cast<std::size_t>(s));
-        for (std::int32_t q = slice.q0; q < slice.q1; ++q) {
-          const Range seen = visible_keys(slice, q);
-          const auto row = static_cast<std::size_t>(queries.at(static_cast<std::size_t>(q)));
-          for (std::int32_t k = seen.begin; k < seen.end; ++k) {
-            const auto key = static_cast<std::size_t>(keys.at(static_cast<std::size_t>(k)));
-            ++pairs.at(row * rows_k + key);
-          }
-        }
-      }
-    }
-  }
-  return pairs;
+/// One causal document.
+inline Mask causal(std::int32_t rows) {
+  return {rows, rows, {band_slice({0, rows}, {0, rows}, MaskType::Causal)}};
 }
 
 /// A plan by hand with a second query segment, full attention of 64 rows on two ranks: rank 1

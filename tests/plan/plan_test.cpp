@@ -4,22 +4,18 @@
 #include <gtest/gtest.h>
 
 #include <limits>
-#include <numeric>
-#include <set>
 #include <string>
 
 #include "base/log.hpp"
 #include "base/words.hpp"
 #include "magi/error.hpp"
+#include "plan/check/plan_oracle.hpp"
 #include "plan/plan_support.hpp"
+#include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
 namespace magi {
 namespace {
-
-Mask causal(std::int32_t rows) {
-  return {rows, rows, {band_slice({0, rows}, {0, rows}, MaskType::Causal)}};
-}
 
 /// With own keys and one remote stage.
 PlanConfig config_of(std::int32_t num_ranks, std::int32_t heads_kv = 1) {
@@ -28,51 +24,6 @@ PlanConfig config_of(std::int32_t num_ranks, std::int32_t heads_kv = 1) {
   config.num_heads_q = heads_kv * 2;
   config.num_heads_kv = heads_kv;
   return config;
-}
-
-/// Key rows that each rank sees and does not own.
-std::vector<std::set<std::int32_t>> needed_rows(const Plan& plan) {
-  std::vector<std::set<std::int32_t>> needed(plan.ranks.size());
-  for (std::size_t r = 0; r < needed.size(); ++r) {
-    for (const std::int32_t q : global_rows(plan.placement_q, static_cast<std::int32_t>(r))) {
-      for (const BandSlice& slice : plan.mask.slices) {
-        const Range keys = visible_keys(slice, q);
-        for (std::int32_t k = keys.begin; k < keys.end; ++k) needed[r].insert(k);
-      }
-    }
-    for (const std::int32_t k : global_rows(plan.placement_k, static_cast<std::int32_t>(r))) {
-      needed[r].erase(k);
-    }
-  }
-  return needed;
-}
-
-std::vector<std::int32_t> exchanges_of(const std::vector<Step>& steps) {
-  std::vector<std::int32_t> exchanges;
-  for (const Step& step : steps) {
-    if (step.kind == StepKind::Exchange) exchanges.push_back(step.index);
-  }
-  return exchanges;
-}
-
-void expect_exact_transfers(const Plan& plan) {
-  const auto needed = needed_rows(plan);
-  for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
-    std::vector<std::int32_t> received;
-    const auto segments = segment_rows(plan, static_cast<std::int32_t>(r));
-    for (std::size_t s = 1; s < segments.size(); ++s) {
-      std::size_t own = 0;  // copies of own rows, in front
-      for (const Transfer& t : plan.transfers) {
-        const bool is_copy = t.src == t.dst && t.dst == static_cast<std::int32_t>(r);
-        if (is_copy) own += static_cast<std::size_t>(t.num_rows);
-      }
-      received.insert(received.end(), segments[s].begin() + static_cast<std::ptrdiff_t>(own),
-                      segments[s].end());
-    }
-    // Equal as sequences: each row once, in global order, over all segments.
-    EXPECT_EQ(received, std::vector<std::int32_t>(needed[r].begin(), needed[r].end()))
-        << "rank " << r;
-  }
 }
 
 // The example of src/plan/README.md.
@@ -100,49 +51,20 @@ TEST(Plan, EightCausalRowsOnTwoRanksAreThoseOfTheReadme) {
   EXPECT_EQ(rank.backward, steps);
 }
 
-TEST(Plan, RandomPlansAttendEachPairOnceAndMoveEachNeededRowOnce) {
-  for (std::uint64_t seed = 0; seed < 600; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+TEST(Plan, RandomPlansAreRight) {
+  for (RandomStream& random : testing::RandomStreams(600)) {
     const Plan plan = random_plan(random);
-    const auto expected = expand(plan.mask);
-    for (std::int32_t head = 0; head < plan.config.num_heads_kv; ++head) {
-      ASSERT_EQ(attended_pairs(plan, head), expected) << "head " << head;
-    }
-    expect_exact_transfers(plan);
-    const auto& report = plan.report;
-    EXPECT_EQ(std::accumulate(report.rank_area.begin(), report.rank_area.end(), std::int64_t{0}),
-              area(plan.mask));
-    EXPECT_LE(report.lower_bound_bytes, report.total_bytes);
-    EXPECT_LE(report.total_bytes, report.ring_bytes);
-    ASSERT_FALSE(::testing::Test::HasFailure());
-  }
-}
-
-TEST(Plan, EveryRankStartsTheSameExchangesAndHasTheSameSegments) {
-  for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
-    const Plan plan = random_plan(random);
-    for (const RankPlan& rank : plan.ranks) {
-      EXPECT_EQ(exchanges_of(rank.forward), exchanges_of(plan.ranks[0].forward));
-      EXPECT_EQ(exchanges_of(rank.backward), exchanges_of(plan.ranks[0].backward));
-      EXPECT_EQ(rank.k.segments.size(), plan.ranks[0].k.segments.size());
-    }
-    if (plan.config.overlap_degree) {
-      EXPECT_LE(num_stages(plan), 1 + *plan.config.overlap_degree);
-    } else {
-      EXPECT_LE(num_stages(plan), 9);
-    }
+    EXPECT_EQ(testing::judge_plan(plan), "");
+    EXPECT_LE(plan.report.lower_bound_bytes, plan.report.total_bytes);
+    EXPECT_LE(plan.report.total_bytes, plan.report.ring_bytes);
+    EXPECT_LE(num_stages(plan), 1 + plan.config.overlap_degree.value_or(8));
   }
 }
 
 TEST(Plan, AChosenDegreeGivesWhatIsMadeWhereItIsAskedFor) {
   std::size_t num_found[3] = {};  // 0, 1, more
   std::size_t num_by_node = 0;
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(300)) {
     const Plan drawn = random_plan(random);
     PlanConfig config = drawn.config;
     config.cost = slow_cost(random);
@@ -168,19 +90,16 @@ TEST(Plan, AChosenDegreeGivesWhatIsMadeWhereItIsAskedFor) {
 }
 
 TEST(Plan, PlacedMasksOfEveryDegreeAttendTheSamePairs) {
-  for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(60)) {
     RandomMaskOptions options;
     options.is_square = random.chance(50);
     const Mask mask = random_mask(random, options);
     PlanConfig config = random_config(random);
-    const auto expected = expand(mask);
     std::int64_t bytes = -1;
     for (const std::int32_t degree : {0, 1, 2, 7}) {
       config.overlap_degree = degree;
       const Plan plan = make_plan(mask, config);
-      EXPECT_EQ(attended_pairs(plan, 0), expected);
+      EXPECT_EQ(testing::judge_plan(plan), "");
       if (bytes >= 0) {
         EXPECT_EQ(plan.report.total_bytes, bytes);
       }
@@ -215,18 +134,6 @@ TEST(Plan, DigestSeesEveryIntegerOfTheTables) {
   changed = plan;
   changed.report.total_bytes = 0;
   EXPECT_EQ(plan_digest(changed), plan.digest);
-}
-
-TEST(Plan, DegreeZeroReadsOwnRowsThenReceivedOnes) {
-  PlanConfig config = config_of(2);
-  config.overlap_degree = 0;
-  const Plan plan = make_plan(causal(64), config);
-  EXPECT_EQ(num_stages(plan), 1);
-  for (const RankPlan& rank : plan.ranks) {
-    ASSERT_EQ(rank.k.segments.size(), 2u);
-    EXPECT_EQ(rank.attends[0].k_segment, 1);
-    EXPECT_GT(rank.k.segments[1].num_rows, rank.k.segments[0].num_rows);
-  }
 }
 
 TEST(Plan, DegreeZeroIsOneExchangeThatCopiesOwnRowsToo) {
@@ -298,42 +205,10 @@ TEST(Plan, FullPiecesAroundForeignRowsMergeIntoOneOwnSlice) {
   EXPECT_EQ(rank.slices[1], (BandSlice{16, 32, 0, 32, -kBandInfinity, 0}));
 }
 
-TEST(Plan, OneRankNeedsNothing) {
-  const Plan plan = make_plan(causal(100), config_of(1));
-  EXPECT_EQ(num_stages(plan), 1);
-  EXPECT_TRUE(plan.transfers.empty());
-  EXPECT_EQ(plan.report.total_bytes, 0);
-  EXPECT_EQ(plan.report.ring_bytes, 0);
-  EXPECT_EQ(plan.report.balance, 1.0);
-}
-
-TEST(Plan, EmptyMaskHasNoWork) {
-  const Plan plan = make_plan({64, 64, {}}, config_of(4));
-  EXPECT_EQ(num_stages(plan), 1);
-  EXPECT_TRUE(plan.transfers.empty());
-  for (const RankPlan& rank : plan.ranks) EXPECT_TRUE(rank.slices.empty());
-}
-
 TEST(Plan, OneTokenOnManyRanksIsPadded) {
   const Plan plan = make_plan(causal(1), config_of(4));
   EXPECT_EQ(plan.placement_q.num_rows, 4);
-  EXPECT_EQ(attended_pairs(plan, 0), std::vector<std::uint16_t>{1});
-}
-
-TEST(Plan, ARankWithoutRowsIsIdle) {
-  const Placement placement = placement_from_chunks(32, 8, 3, {0, 0, 2, 2});
-  const Plan plan = make_plan_on(causal(32), config_of(3), placement, placement);
-  EXPECT_EQ(plan.ranks[1].q.segments[0].num_rows, 0);
-  EXPECT_TRUE(plan.ranks[1].slices.empty());
-  EXPECT_EQ(exchanges_of(plan.ranks[1].forward), exchanges_of(plan.ranks[0].forward));
-}
-
-TEST(Plan, UnseenKeysDoNotTravel) {
-  // Queries see only the first 8 keys, all on rank 0.
-  const Mask mask{64, 64, {band_slice({0, 64}, {0, 8}, MaskType::Full)}};
-  const Placement placement = placement_from_chunks(64, 16, 4, {0, 1, 2, 3});
-  const Plan plan = make_plan_on(mask, config_of(4), placement, placement);
-  EXPECT_EQ(plan.report.remote_rows, (std::vector<std::int64_t>{0, 8, 8, 8}));
+  EXPECT_EQ(testing::judge_plan(plan), "");
 }
 
 TEST(Plan, ManyHeadsAreStagedByHeadsAndShareOneSegment) {
@@ -368,8 +243,7 @@ TEST(Plan, CrossAttentionPlacesKeysOnTheirOwn) {
   config.placement_k = PlacementConfig{.uneven_shard = true};
   const Plan plan = make_plan(mask, config);
   EXPECT_EQ(plan.placement_k.num_rows, 40);
-  EXPECT_EQ(attended_pairs(plan, 0), expand(mask));
-  expect_exact_transfers(plan);
+  EXPECT_EQ(testing::judge_plan(plan), "");
 }
 
 TEST(Plan, KeysFollowTheQueriesThatSeeThem) {

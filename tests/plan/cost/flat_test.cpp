@@ -10,10 +10,6 @@
 namespace magi {
 namespace {
 
-Mask causal(std::int32_t rows) {
-  return {rows, rows, {band_slice({0, rows}, {0, rows}, MaskType::Causal)}};
-}
-
 Plan heads_plan(const Mask& mask, std::int32_t num_shares, bool uneven) {
   PlanConfig config{.num_ranks = 4, .num_heads_q = 8, .num_heads_kv = 4};
   config.work = WorkMode::Heads;
