@@ -130,13 +130,7 @@ void run_masks(Trace& trace, Problem&) {
 }
 
 magi_plan_config config_of(std::int32_t num_ranks) {
-  magi_plan_config config;
-  magi_plan_config_init(&config);
-  config.num_ranks = num_ranks;
-  config.num_heads_q = 4;
-  config.num_heads_kv = 2;
-  config.head_dim_qk = 8;
-  config.head_dim_v = 8;
+  magi_plan_config config = config_for(num_ranks);
   config.element_bytes = 4;
   config.overlap_degree = 2;
   return config;
