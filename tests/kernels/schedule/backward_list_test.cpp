@@ -7,15 +7,14 @@
 #include "kernels/schedule/expand_backward_list.hpp"
 #include "magi/error.hpp"
 #include "mask/random_mask.hpp"
+#include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
 namespace magi::test {
 namespace {
 
 TEST(BackwardListTest, CountsEveryPairAsOftenAsTheMaskInOrder) {
-  for (std::uint64_t seed = 1; seed <= 4000; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(4000)) {
     const Mask mask = random_mask(random);
     const BackwardTileShape shape = random_shape(random);
     const std::int32_t group = 1 << random.between(0, 3);
@@ -31,9 +30,7 @@ TEST(BackwardListTest, HoldsForTheKernelsOwnTiles) {
   RandomMaskOptions options;
   options.max_rows_q = 600;
   options.max_rows_k = 600;
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(60)) {
     const Mask mask = random_mask(random, options);
     for (const BackwardTileShape& shape : {BackwardTileShape{}, kWideShape}) {
       for (const std::int32_t packed_heads : {1, 8}) {
@@ -48,9 +45,7 @@ TEST(BackwardListTest, HoldsForTheKernelsOwnTiles) {
 /// Windows beside a few keys that all queries see, and rows that see all keys.
 TEST(BackwardListTest, HoldsWhereKeysStandApart) {
   int num_cut = 0;
-  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(300)) {
     const std::int32_t rows = random.between(200, 700);
     const std::int32_t first = random.between(1, 20);
     const Mask mask{rows,
@@ -79,33 +74,22 @@ TEST(BackwardListTest, PlantedFaultsAreSeen) {
   const Mask mask{300, 300, {band_slice({0, 300}, {0, 300}, MaskType::Causal)}};
   const BackwardList good = build_backward_list(problem_of(mask, 2, 1), mask.slices, {});
   ASSERT_TRUE(is_list_of(good, mask));
-  BackwardList fault = good;
-  fault.records[1].band.d_max += 1;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.records[0].band.q1 -= 1;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.semaphore_runs[1].value += 1;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.tile_components[2] += 1;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.tile_semaphores[2].num_additions += 1;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.tile_semaphores[1].begin += 1;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.semaphore_runs[1].is_last ^= 1;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.tiles[0].record_end -= 1;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.tiles[0] = fault.tiles[1];
-  EXPECT_FALSE(is_list_of(fault, mask));
+  void (*const faults[])(BackwardList&) = {
+      [](BackwardList& list) { list.records[1].band.d_max += 1; },
+      [](BackwardList& list) { list.records[0].band.q1 -= 1; },
+      [](BackwardList& list) { list.semaphore_runs[1].value += 1; },
+      [](BackwardList& list) { list.tile_components[2] += 1; },
+      [](BackwardList& list) { list.tile_semaphores[2].num_additions += 1; },
+      [](BackwardList& list) { list.tile_semaphores[1].begin += 1; },
+      [](BackwardList& list) { list.semaphore_runs[1].is_last ^= 1; },
+      [](BackwardList& list) { list.tiles[0].record_end -= 1; },
+      [](BackwardList& list) { list.tiles[0] = list.tiles[1]; },
+  };
+  for (const auto& plant : faults) {
+    BackwardList fault = good;
+    plant(fault);
+    EXPECT_FALSE(is_list_of(fault, mask));
+  }
 }
 
 TEST(BackwardListTest, CutsTilesWhereDocumentsBegin) {

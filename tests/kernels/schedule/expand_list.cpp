@@ -93,4 +93,21 @@ ExpandedList expand_list(const ForwardList& list) {
   return result;
 }
 
+bool is_list_of(const ForwardList& list, const Mask& mask) {
+  const ExpandedList expanded = expand_list(list);
+  const auto is_each_one = [](const std::vector<int>& counts) {
+    return std::ranges::count(counts, 1) == std::ssize(counts);
+  };
+  return is_each_one(expanded.owners) && is_each_one(expanded.writers) && expanded.is_inside &&
+         expanded.pairs == expand(mask);
+}
+
+TileShape random_tile_shape(RandomStream& random, std::int32_t most_keys) {
+  const std::int32_t keys = 8 * random.between(2, most_keys);
+  return {.rows = 16 << random.between(0, 3),
+          .keys = keys,
+          .trimmed_keys = random.chance(30) ? 0 : 8 * random.between(1, keys / 8 - 1),
+          .overhead = random.between(0, 3)};
+}
+
 }  // namespace magi::test

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/random.hpp"
 #include "kernels/schedule/host/forward_list.hpp"
+#include "magi/mask.hpp"
 
 namespace magi::test {
 
@@ -19,5 +21,12 @@ struct ExpandedList {
 /// Walks tiles, records and k tiles exactly as the kernels do: unmasked tiles count all their keys
 /// for all rows, masked ones those inside the record's band.
 ExpandedList expand_list(const ForwardList& list);
+
+/// Whether kernels that walk the list count every pair as often as the mask, and write every tile
+/// and slot once.
+bool is_list_of(const ForwardList& list, const Mask& mask);
+
+/// Draws a tile shape, small so that small masks have many tiles, of up to `most_keys` * 8 keys.
+TileShape random_tile_shape(RandomStream& random, std::int32_t most_keys = 10);
 
 }  // namespace magi::test

@@ -3,13 +3,13 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 
 #include "kernels/schedule/expand_list.hpp"
 #include "kernels/schedule/host/tile_join.hpp"
 #include "magi/error.hpp"
 #include "mask/random_mask.hpp"
+#include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
 namespace magi::test {
@@ -19,28 +19,10 @@ ForwardProblem problem_of(const Mask& mask, std::int32_t heads_q, std::int32_t h
   return {.rows_q = mask.rows_q, .rows_k = mask.rows_k, .heads_q = heads_q, .heads_kv = heads_kv};
 }
 
-bool is_list_of(const ForwardList& list, const Mask& mask) {
-  const ExpandedList expanded = expand_list(list);
-  const bool is_owned_once = std::all_of(expanded.owners.begin(), expanded.owners.end(),
-                                         [](int owners) { return owners == 1; });
-  return is_owned_once && expanded.is_inside && expanded.pairs == expand(mask);
-}
-
-/// A random tile shape, small so that small masks have many tiles.
-TileShape random_shape(RandomStream& random) {
-  const std::int32_t keys = 8 * random.between(2, 10);
-  return {.rows = 16 << random.between(0, 3),
-          .keys = keys,
-          .trimmed_keys = random.chance(30) ? 0 : 8 * random.between(1, keys / 8 - 1),
-          .overhead = random.between(0, 3)};
-}
-
 TEST(ForwardListTest, CountsEveryPairAsOftenAsTheMask) {
-  for (std::uint64_t seed = 1; seed <= 4000; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(4000)) {
     const Mask mask = random_mask(random);
-    const TileShape shape = random_shape(random);
+    const TileShape shape = random_tile_shape(random);
     const std::int32_t group = 1 << random.between(0, 3);
     const ForwardProblem problem = problem_of(mask, 2 * group, 2);
     const std::int32_t packed_heads = 1 << random.between(0, group == 1 ? 0 : 1);
@@ -53,9 +35,7 @@ TEST(ForwardListTest, HoldsForTheKernelsOwnTiles) {
   RandomMaskOptions options;
   options.max_rows_q = 600;
   options.max_rows_k = 600;
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(60)) {
     const Mask mask = random_mask(random, options);
     for (const std::int32_t packed_heads : {1, 8}) {
       const ForwardProblem problem = problem_of(mask, 8, 1);
@@ -68,22 +48,19 @@ TEST(ForwardListTest, PlantedFaultsAreSeen) {
   const Mask mask{300, 300, {band_slice({0, 300}, {0, 300}, MaskType::Causal)}};
   const ForwardList good = build_forward_list(problem_of(mask, 2, 1), mask.slices, {}, 1);
   ASSERT_TRUE(is_list_of(good, mask));
+  void (*const faults[])(ForwardList&) = {
+      [](ForwardList& list) { list.records[1].band.d_max += 1; },
+      [](ForwardList& list) { list.records[0].band.k1 -= 1; },
+      [](ForwardList& list) { list.records[2].band.q1 -= 1; },
+      [](ForwardList& list) { list.tiles[0].record_end -= 1; },
+      [](ForwardList& list) { list.tiles[0] = list.tiles[1]; },
+  };
+  for (const auto& plant : faults) {
+    ForwardList fault = good;
+    plant(fault);
+    EXPECT_FALSE(is_list_of(fault, mask));
+  }
   ForwardList fault = good;
-  fault.records[1].band.d_max += 1;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.records[0].band.k1 -= 1;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.records[2].band.q1 -= 1;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.tiles[0].record_end -= 1;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.tiles[0] = fault.tiles[1];
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
   fault.groups_per_section += 1;
   fault.head_groups += 1;
   EXPECT_FALSE(is_list_of(fault, mask) && fault.num_items() == good.num_items());

@@ -7,39 +7,20 @@
 
 #include "kernels/schedule/expand_list.hpp"
 #include "mask/random_mask.hpp"
+#include "support/random_streams.hpp"
 
 namespace magi::test {
 namespace {
 
-bool is_each_one(const std::vector<int>& counts) {
-  return std::all_of(counts.begin(), counts.end(), [](int count) { return count == 1; });
-}
-
-bool is_list_of(const ForwardList& list, const Mask& mask) {
-  const ExpandedList expanded = expand_list(list);
-  return is_each_one(expanded.owners) && is_each_one(expanded.writers) && expanded.is_inside &&
-         expanded.pairs == expand(mask);
-}
-
-TileShape random_shape(RandomStream& random) {
-  const std::int32_t keys = 8 * random.between(2, 4);
-  return {.rows = 16 << random.between(0, 2),
-          .keys = keys,
-          .trimmed_keys = random.chance(30) ? 0 : 8 * random.between(1, keys / 8 - 1),
-          .overhead = random.between(0, 3)};
-}
-
 TEST(SplitListTest, SplitsCountEveryPairAsOftenAsTheMask) {
   std::int64_t num_cut = 0;
-  for (std::uint64_t seed = 1; seed <= 3000; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for (RandomStream& random : testing::RandomStreams(3000)) {
     RandomMaskOptions options;
     options.max_rows_k = 400;
     const Mask mask = random_mask(random, options);
     const ForwardProblem problem{
         .rows_q = mask.rows_q, .rows_k = mask.rows_k, .heads_q = 4, .heads_kv = 2};
-    ForwardList list = build_forward_list(problem, mask.slices, random_shape(random));
+    ForwardList list = build_forward_list(problem, mask.slices, random_tile_shape(random, 4));
     const SplitRule rule{.max_splits = random.between(0, 300), .min_cost = random.between(1, 9)};
     split_long_tiles(list, rule);
     num_cut += list.num_split_tiles();
@@ -84,21 +65,18 @@ TEST(SplitListTest, PlantedFaultsAreSeen) {
   split_long_tiles(good, {.max_splits = 64, .min_cost = 2});
   ASSERT_GT(good.num_slots(), 3);
   ASSERT_TRUE(is_list_of(good, mask));
-  ForwardList fault = good;
-  fault.tiles[1].k_end -= 1;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.tiles[1].k_begin -= 1;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.tiles[1].record_end -= 1;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.tiles[1].slot = fault.tiles[0].slot;
-  EXPECT_FALSE(is_list_of(fault, mask));
-  fault = good;
-  fault.split_tiles.push_back(fault.split_tiles.front());
-  EXPECT_FALSE(is_list_of(fault, mask));
+  void (*const faults[])(ForwardList&) = {
+      [](ForwardList& list) { list.tiles[1].k_end -= 1; },
+      [](ForwardList& list) { list.tiles[1].k_begin -= 1; },
+      [](ForwardList& list) { list.tiles[1].record_end -= 1; },
+      [](ForwardList& list) { list.tiles[1].slot = list.tiles[0].slot; },
+      [](ForwardList& list) { list.split_tiles.push_back(list.split_tiles.front()); },
+  };
+  for (const auto& plant : faults) {
+    ForwardList fault = good;
+    plant(fault);
+    EXPECT_FALSE(is_list_of(fault, mask));
+  }
 }
 
 }  // namespace
