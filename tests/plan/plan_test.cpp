@@ -9,7 +9,7 @@
 #include "base/log.hpp"
 #include "base/words.hpp"
 #include "magi/error.hpp"
-#include "plan/check/plan_oracle.hpp"
+#include "plan/plan_oracle.hpp"
 #include "plan/plan_support.hpp"
 #include "support/random_streams.hpp"
 #include "support/refusal.hpp"

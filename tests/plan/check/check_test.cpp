@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "magi/plan.hpp"
-#include "plan/check/plan_oracle.hpp"
+#include "plan/plan_oracle.hpp"
 #include "plan/plan_support.hpp"
 #include "support/random_streams.hpp"
 

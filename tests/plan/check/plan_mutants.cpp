@@ -5,7 +5,7 @@
 #include <array>
 #include <vector>
 
-#include "plan/check/plan_oracle.hpp"
+#include "plan/plan_oracle.hpp"
 #include "plan/plan_support.hpp"
 
 namespace magi::testing {

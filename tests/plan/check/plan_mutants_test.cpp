@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "plan/check/plan_oracle.hpp"
+#include "plan/plan_oracle.hpp"
 #include "support/random_streams.hpp"
 
 namespace magi::testing {

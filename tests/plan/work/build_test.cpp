@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "plan/check/plan_oracle.hpp"
 #include "plan/cost/report.hpp"
+#include "plan/plan_oracle.hpp"
 #include "plan/work/work_support.hpp"
 #include "support/random_streams.hpp"
 

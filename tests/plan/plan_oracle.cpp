@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/check/plan_oracle.hpp"
+#include "plan/plan_oracle.hpp"
 
 #include <algorithm>
 #include <cmath>
