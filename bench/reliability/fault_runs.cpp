@@ -71,6 +71,9 @@ Options parse(int argc, char** argv) {
     throw magi::InvalidArgument("--ranks is " + std::to_string(options.ranks) +
                                 "; allowed: 2 to 8");
   }
+  if (options.counts[4] > 0 && options.transport == Transport::Shm) {
+    throw magi::InvalidArgument("--memory is of GPUs; allowed: with --transport nvlink");
+  }
   if (has_counts) return options;
   std::copy_n(std::initializer_list<std::int64_t>{100, 50, 20, 20, 0}.begin(), 5, options.counts);
   options.steps = 10'000;

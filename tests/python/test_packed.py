@@ -83,7 +83,8 @@ def dense_attend(spec: AttnMaskSpec):
 def batch_of(lengths) -> dict:
     """A packed batch of documents: labels of rows, the last row of a document has none."""
     rows = sum(lengths)
-    ids = torch.randint(VOCABULARY, (rows,), generator=torch.Generator().manual_seed(rows))
+    generator = torch.Generator(torch.get_default_device()).manual_seed(rows)
+    ids = torch.randint(VOCABULARY, (rows,), generator=generator)
     labels = ids.roll(-1)
     ends = list(itertools.accumulate(lengths))
     labels[[end - 1 for end in ends]] = -100
