@@ -413,7 +413,7 @@ void check_maximum_of(Communicator& group, const TestMemory& memory, DType dtype
 
 void check_maxima(Communicator& group, const TestMemory& memory) {
   check_maximum_of(group, memory, DType::Float32);
-  if (memory.device == kCpuDevice) check_maximum_of(group, memory, DType::Float64);
+  check_maximum_of(group, memory, DType::Float64);
 }
 
 }  // namespace

@@ -200,12 +200,13 @@ __global__ __launch_bounds__(kThreads,
   }
 }
 
-__global__ __launch_bounds__(kThreads) void max_rows_kernel(const float* rows, int num_rows,
-                                                            std::int64_t count, float* values) {
+template <typename Value>
+__global__ __launch_bounds__(kThreads) void max_rows_kernel(const Value* rows, int num_rows,
+                                                            std::int64_t count, Value* values) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= count) return;
-  float top = rows[i];
-  for (int row = 1; row < num_rows; ++row) top = fmaxf(top, rows[row * count + i]);
+  Value top = rows[i];
+  for (int row = 1; row < num_rows; ++row) top = max(top, rows[row * count + i]);
   values[i] = top;
 }
 
@@ -322,9 +323,16 @@ void DeviceMemory::maximise(const TensorView& rows, const TensorView& values, vo
   if (count == 0) return;
   const DeviceScope scope(device_);
   const auto num_blocks = static_cast<unsigned>(ceil_div(count, std::int64_t{kThreads}));
-  max_rows_kernel<<<num_blocks, kThreads, 0, queue_of(stream)>>>(
-      static_cast<const float*>(rows.data), static_cast<int>(rows.num_elements() / count), count,
-      static_cast<float*>(values.data));
+  const auto launch = [&]<typename Value>(Value) {
+    max_rows_kernel<<<num_blocks, kThreads, 0, queue_of(stream)>>>(
+        static_cast<const Value*>(rows.data), static_cast<int>(rows.num_elements() / count), count,
+        static_cast<Value*>(values.data));
+  };
+  if (values.dtype == DType::Float64) {
+    launch(double{});
+  } else {
+    launch(float{});
+  }
   cuda_check(cudaGetLastError(), "max_rows_kernel");
 }
 
