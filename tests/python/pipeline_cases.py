@@ -476,8 +476,8 @@ def plan_of_one_call(group, is_compiled: bool) -> None:
 
 
 def plan_mismatch(group) -> None:
-    """Ranks with different plans are told so at the first call."""
-    rank = dist.get_rank(group)
+    """Ranks with different plans are told so at a group's first call."""
+    rank, group = dist.get_rank(group), dist.new_group(dist.get_process_group_ranks(group))
     mask = dense.masks(64)[("causal", "full")[rank % 2]]
     key = make_key(mask, Case(rows=64), group)
     q, kv = (torch.zeros(key._local_shape.rows, heads, 16, dtype=plain_dtype()) for heads in (8, 2))
