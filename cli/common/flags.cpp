@@ -281,6 +281,8 @@ void add_plan_flags(CLI::App& app, PlanConfig& config) {
   add(app, "--layout", "NAME",
       "contiguous: each rank keeps a run of the rows, work is moved instead (default permuted)",
       [&app, &config](const std::string& text) { set_layout(app, text, config); });
+  add_int(app, "--max-runs", config.max_runs, {1, kMaxRows},
+          "recurrent layers: runs of a rank that come after rows of other ranks, at most");
   add_degree_flag(app, config);
   add_search_flags(app, config);
 }

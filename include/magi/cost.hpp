@@ -15,6 +15,9 @@ struct CostModel {
   double memory_bytes_per_second = 3.6e12;    ///< read and written where rows are merged or copied
   double seconds_per_transfer = 2e-6;         ///< per peer and exchange
   double seconds_per_launch = 5e-6;           ///< per attention call
+  /// Of recurrent layers beside attention, in each pass: what a run that another rank's rows come
+  /// before takes. 0: there are none.
+  double seconds_per_run = 0.0;
   // Between nodes, where a plan knows of several. Not measured: 90 % of a card of 400 Gbit/s each.
   double network_bytes_per_second = 45e9;      ///< out of one rank
   double network_seconds_per_transfer = 5e-6;  ///< per peer in another node and exchange

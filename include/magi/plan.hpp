@@ -65,6 +65,9 @@ struct PlanConfig {
   /// nodes the cost model's network counts: placements prefer the node (see NodeShape), and rows go
   /// by node where that saves crossings (see Exchange::hop).
   std::int32_t devices_per_node = 0;
+  /// The most of PlanReport::rank_runs that a rank may have, for models with recurrent layers.
+  /// Placements that search keep it; a plan that cannot is refused.
+  std::optional<std::int32_t> max_runs = {};
   CostModel cost = {};
   friend bool operator==(const PlanConfig&, const PlanConfig&) = default;
 };
@@ -190,6 +193,9 @@ struct PlanReport {
   std::vector<std::int64_t> rank_rows;  ///< rows that each rank holds, padding included
   std::vector<std::int64_t>
       remote_rows;  ///< key rows (per-share rows) received by each rank from others
+  /// Runs of rows of each rank that come after a row of another rank, whose state a recurrent layer
+  /// must fetch; see Run. 0 for cross-attention.
+  std::vector<std::int64_t> rank_runs;
   /// Bytes of each rank's receive segments in a backward pass: received and copied rows as they
   /// travel, and their gradients (of queries also lse and delta), which are float32 unless shares
   /// of heads make them whole. What a rank holds beyond its own rows' tensors, but for buffers of
@@ -203,9 +209,11 @@ struct PlanReport {
   /// No placement with keys at their queries' ranks (cross-attention: with these row counts) whose
   /// largest rank is not above this plan's in rows and area moves less.
   std::int64_t lower_bound_bytes = 0;
-  std::int64_t ring_bytes = 0;        ///< what a ring / all-gather of the valid K and V rows moves
-  double forward_seconds = 0.0;       ///< until all results are at their owners
-  double backward_seconds = 0.0;      ///< until all gradients are
+  std::int64_t ring_bytes = 0;  ///< what a ring / all-gather of the valid K and V rows moves
+  /// Until all results are at their owners, and until all gradients are, and in both passes the
+  /// rank of the most runs' CostModel::seconds_per_run.
+  double forward_seconds = 0.0;
+  double backward_seconds = 0.0;
   double exposed_comm_seconds = 0.0;  ///< of the forward: communication that nothing hides
   friend bool operator==(const PlanReport&, const PlanReport&) = default;
 };
@@ -248,6 +256,20 @@ Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& p
 Plan flat_plan(const Plan& plan);
 
 std::uint64_t plan_digest(const Plan& plan);
+
+/// Rows [begin, end) of the sequence that one rank holds, each after the row before it in its
+/// document: what a recurrent layer computes at once. A row comes after the last one before it that
+/// it sees. A run ends where its rank's rows or its document do, and behind a row that a branch of
+/// a prefix tree comes after.
+struct Run {
+  std::int32_t rank = 0;
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+  std::int32_t parent = -1;  ///< the row that the first one comes after; -1: it begins a document
+  friend bool operator==(const Run&, const Run&) = default;
+};
+/// The runs of all ranks, ordered by (rank, begin), without padding; none for cross-attention.
+std::vector<Run> runs_of(const Plan& plan);
 
 /// Stages of a plan: one more than the last stage of an exchange.
 std::int32_t num_stages(const Plan& plan);

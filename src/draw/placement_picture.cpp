@@ -16,7 +16,8 @@ constexpr double kStripWidth = 560.0;
 constexpr double kRowsColumn = 76.0;
 constexpr double kWorkColumn = 184.0;
 constexpr double kFetchedColumn = 290.0;
-constexpr double kWidth = kLeft + kStripWidth + kFetchedColumn + 24;
+constexpr double kRunsColumn = 340.0;
+constexpr double kWidth = kLeft + kStripWidth + kRunsColumn + 24;
 constexpr double kTop = 96.0;
 /// More are not drawn, so that a picture stays below 2 MB.
 constexpr std::int32_t kMostLanes = 512;
@@ -94,6 +95,8 @@ void draw_rank_lines(Svg& svg, const Plan& plan, double y) {
   svg.text(columns + kRowsColumn, y - 8, "rows", head);
   svg.text(columns + kWorkColumn, y - 8, "share of work", head);
   svg.text(columns + kFetchedColumn, y - 8, "fetched rows", head);
+  const bool has_runs = !plan.report.rank_runs.empty();
+  if (has_runs) svg.text(columns + kRunsColumn, y - 8, "runs", head);
   const double pairs = static_cast<double>(area(plan.mask));
   for (std::int32_t rank = 0; rank < num_lanes(placement); ++rank) {
     const auto r = static_cast<std::size_t>(rank);
@@ -108,6 +111,7 @@ void draw_rank_lines(Svg& svg, const Plan& plan, double y) {
     svg.text(columns + kWorkColumn, base,
              percent_text(static_cast<double>(plan.report.rank_area[r]), pairs), cell);
     svg.text(columns + kFetchedColumn, base, grouped(plan.report.remote_rows[r]), cell);
+    if (has_runs) svg.text(columns + kRunsColumn, base, grouped(plan.report.rank_runs[r]), cell);
   }
 }
 

@@ -2,12 +2,16 @@
 #include "plan/place_for_step.hpp"
 
 #include <algorithm>
+#include <cstdlib>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "base/random.hpp"
 #include "plan/cost/timeline.hpp"
 #include "plan/placement/chunk_table.hpp"
+#include "plan/value/config.hpp"
+#include "plan/value/runs.hpp"
 
 namespace magi::planner {
 namespace {
@@ -15,6 +19,11 @@ namespace {
 /// Swaps tried for each chunk, and the most visits of key blocks.
 constexpr std::int64_t kSwapsPerChunk = 32;
 constexpr std::int64_t kMostVisits = 4'000'000;
+/// The same where runs count: few swaps keep runs long, and searches begin from several starts.
+constexpr std::int64_t kSwapsPerChunkOfRuns = 256;
+constexpr std::int64_t kMostVisitsOfRuns = 400'000;
+constexpr std::int64_t kLinksPerVisit = 8;   ///< to look at
+constexpr std::int32_t kLongestStretch = 8;  ///< of chunks that are swapped at once
 /// More separate ranges of keys than this, in the mean over chunks, make too many blocks.
 constexpr std::size_t kMostRangesPerChunk = 8;
 
@@ -45,6 +54,14 @@ class StepSearch {
     list_blocks();
   }
 
+  /// From here on runs count: each has its price, and no swap adds to those above the bound.
+  void count_runs(const PlanConfig& config, std::vector<ChunkLink> links) {
+    max_runs_ = config.max_runs.value_or(kMaxRows);
+    run_ns_ = 2e9 * config.cost.seconds_per_run;  // of both passes
+    links_ = std::move(links);
+    runs_above_ = runs_above_bound();
+  }
+
   /// Whether to count who reads what is as much work as the whole search may be.
   bool is_too_large() const {
     std::int64_t visits = 0;
@@ -52,18 +69,21 @@ class StepSearch {
     return visits > kMostVisits;
   }
 
-  /// Returns what so many swaps leave, as long as visits last. One that raises the objective is
-  /// undone.
-  std::vector<std::int32_t> run(std::int64_t num_swaps) {
+  /// Returns what swaps leave, as long as visits last. One that raises the objective is undone.
+  std::vector<std::int32_t> run() {
     count_reads();
     double now = objective();
-    for (std::int64_t i = 0; i < num_swaps && visits_ < kMostVisits; ++i) {
+    const std::int64_t last_visit = max_runs_ ? visits_ + kMostVisitsOfRuns : kMostVisits;
+    const std::int64_t num_swaps =
+        (max_runs_ ? kSwapsPerChunkOfRuns : kSwapsPerChunk) * table_.num_chunks();
+    for (std::int64_t i = 0; i < num_swaps && visits_ < last_visit; ++i) {
       const auto [a, b] = draw_pair();
-      if (rank_of(a) == rank_of(b)) continue;
-      swap(a, b);
+      const std::int32_t length = max_runs_ ? draw_length(a, b) : 1;
+      if (rank_of(a) == rank_of(b) || (max_runs_ && adds_runs(a, b, length))) continue;
+      swap(a, b, length);
       const double then = objective();
       if (then > now) {
-        swap(a, b);
+        swap(a, b, length);
       } else {
         now = then;
       }
@@ -157,6 +177,11 @@ class StepSearch {
     }
     rank_of_[static_cast<std::size_t>(chunk)] = to;
   }
+  void swap(std::int32_t a, std::int32_t b, std::int32_t length) {
+    for (std::int32_t i = 0; i < length; ++i) {
+      if (rank_of(a + i) != rank_of(b + i)) swap(a + i, b + i);
+    }
+  }
   void swap(std::int32_t a, std::int32_t b) {
     const std::int32_t rank_a = rank_of(a);
     const std::int32_t rank_b = rank_of(b);
@@ -168,17 +193,38 @@ class StepSearch {
     give(b, rank_a);
   }
 
+  std::int64_t runs_above_bound() {
+    visits_ += static_cast<std::int64_t>(links_.size()) / kLinksPerVisit;
+    runs_ = planner::count_runs(links_, rank_of_, num_ranks_);
+    std::int64_t above = 0;
+    for (const std::int64_t runs : runs_) above += std::max<std::int64_t>(0, runs - *max_runs_);
+    return above;
+  }
+  /// Whether a swap makes more runs than the bound allows, looked at before all that it moves.
+  bool adds_runs(std::int32_t a, std::int32_t b, std::int32_t length) {
+    const auto swap_ranks = [&] {
+      std::swap_ranges(rank_of_.begin() + a, rank_of_.begin() + a + length, rank_of_.begin() + b);
+    };
+    swap_ranks();
+    const bool is_adding = runs_above_bound() > runs_above_;
+    swap_ranks();
+    return is_adding;
+  }
+
   double step_of(std::size_t rank) const {
-    return step_.ns(areas_[rank], std::max(received_[rank], sent_[rank]));
+    return step_.ns(areas_[rank], std::max(received_[rank], sent_[rank])) +
+           (max_runs_ ? static_cast<double>(runs_[rank]) * run_ns_ : 0.0);
   }
   double mean_step() const {
     double total = 0.0;
     for (std::size_t r = 0; r < areas_.size(); ++r) total += step_of(r);
     return total / num_ranks_;
   }
-  /// The sum over ranks of the sixteenth power of their steps: the slowest ones count.
+  /// The sum over ranks of the sixteenth power of their steps: the slowest ones count. Runs above
+  /// the bound count before all else.
   double objective() {
-    double total = 0.0;
+    if (max_runs_) runs_above_ = runs_above_bound();
+    double total = static_cast<double>(runs_above_) * 1e100;
     double slowest = 0.0;
     for (std::size_t r = 0; r < areas_.size(); ++r) {
       const double step = step_of(r) / unit_;
@@ -194,6 +240,11 @@ class StepSearch {
     return total;
   }
 
+  /// Of two stretches from these chunks on that do not meet.
+  std::int32_t draw_length(std::int32_t a, std::int32_t b) {
+    const std::int32_t most = std::min(std::abs(a - b), table_.num_chunks() - std::max(a, b));
+    return draw(2) == 0 ? 1 : draw(std::clamp(most, 1, kLongestStretch)) + 1;
+  }
   std::int32_t draw(std::int32_t count) { return random_.between(0, count - 1); }
   /// A chunk of the slowest rank, where it has any, every other time, and any other. The slowest is
   /// that of the last objective, be its swap undone or not.
@@ -225,21 +276,28 @@ class StepSearch {
   std::vector<std::int64_t> areas_;
   std::int64_t visits_ = 0;
   std::int32_t slowest_ = 0;
-  double unit_ = 1.0;  ///< [ns]
+  double unit_ = 1.0;                     ///< [ns]
+  std::optional<std::int32_t> max_runs_;  ///< given where runs count
+  double run_ns_ = 0.0;
+  std::vector<ChunkLink> links_;
+  std::vector<std::int64_t> runs_;  ///< as rank_runs
+  std::int64_t runs_above_ = 0;     ///< the bound, of all ranks
   RandomStream random_{1};
 };
 
 }  // namespace
 
 Placement place_for_step(const Mask& mask, const PlanConfig& config, const Placement& start) {
-  if (start.num_ranks == 1 || has_nodes(config)) return start;
+  const bool has_runs = asks_for_runs(config);
+  if (start.num_ranks == 1 || start.num_ranks > kMostRanksMovingQueries) return start;
+  if (has_nodes(config) && !has_runs) return start;
   const ChunkTable table = make_chunk_table(mask, start.num_rows, start.chunk_size);
   const auto num_chunks = static_cast<std::size_t>(table.num_chunks());
   if (table.keys.empty() || table.keys.size() > kMostRangesPerChunk * num_chunks) return start;
   StepSearch search(table, config, start);
   if (search.is_too_large()) return start;
-  return placement_from_chunks(start.num_rows, start.chunk_size, start.num_ranks,
-                               search.run(kSwapsPerChunk * table.num_chunks()));
+  if (has_runs) search.count_runs(config, links_of_chunks(mask, start.chunk_size));
+  return placement_from_chunks(start.num_rows, start.chunk_size, start.num_ranks, search.run());
 }
 
 }  // namespace magi::planner

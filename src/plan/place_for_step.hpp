@@ -11,9 +11,11 @@ namespace magi::planner {
 /// predicted step of keys alone is short on the slowest rank: area and remote rows are weighed by
 /// what they cost, and of rows what the busiest link carries counts, not the sum. Ranks keep their
 /// counts of chunks. Random swaps, kept where they do not cost, from a fixed stream of numbers and
-/// with bounded work: the same inputs give the same result everywhere. Returns `start` where the
-/// search has nothing to go by: one rank, several nodes, masks whose chunks see many separate
-/// ranges of keys, or more chunks than the work allows.
+/// with bounded work: the same inputs give the same result everywhere. Where runs count
+/// (asks_for_runs), stretches of chunks are exchanged too, each run has its price, and those above
+/// the bound become fewer, never more. Returns `start` where the search has nothing to go by: one
+/// rank, more than 64, several nodes unless runs count, masks whose chunks see many separate ranges
+/// of keys, or more chunks than the work allows.
 Placement place_for_step(const Mask& mask, const PlanConfig& config, const Placement& start);
 
 }  // namespace magi::planner

@@ -13,6 +13,7 @@
 #include "plan/cost/plan_with_loads.hpp"
 #include "plan/cost/report.hpp"
 #include "plan/cost/timeline.hpp"
+#include "plan/place_for_runs.hpp"
 #include "plan/place_for_step.hpp"
 #include "plan/place_keys.hpp"
 #include "plan/tables/layout.hpp"
@@ -105,6 +106,14 @@ Placement place_of_keys(const Mask& mask, const PlanConfig& config, const Placem
   return planner::place_keys(mask, placement_q, config.placement_k.value_or(config.placement));
 }
 
+double step_seconds(const Plan& plan) {
+  return plan.report.forward_seconds + plan.report.backward_seconds;
+}
+
+void keep_faster(PlanWithLoads other, std::optional<PlanWithLoads>& kept) {
+  if (!kept || step_seconds(other.plan) < step_seconds(kept->plan)) kept = std::move(other);
+}
+
 /// Plans a mask in several ways; rows are placed once for all ways that place them alike.
 class PlacedMask {
  public:
@@ -132,25 +141,33 @@ class PlacedMask {
   const PlacedRows& rows_of(const PlacementConfig& placement) {
     const auto known = std::ranges::find(known_, placement, &PlacedRows::config);
     if (known != known_.end()) return *known;
-    Placement q = place(mask_, config_.num_ranks, placement,
-                        {config_.devices_per_node, crossing_price(config_.cost)});
+    Placement q = planner::asks_for_runs(config_)
+                      ? place_for_runs()
+                      : place(mask_, config_.num_ranks, placement,
+                              {config_.devices_per_node, crossing_price(config_.cost)});
     Placement k = place_of_keys(mask_, config_, q);
     known_.push_back({placement, std::move(q), std::move(k)});
     return known_.back();
+  }
+
+  /// The placement with the fastest plan that moves keys alone.
+  Placement place_for_runs() const {
+    std::vector<Placement> placements = planner::placements_for_runs(mask_, config_);
+    if (placements.size() == 1) return std::move(placements.front());
+    std::optional<PlanWithLoads> kept;
+    for (const Placement& q : placements) {
+      const Placement k = place_of_keys(mask_, config_, q);
+      keep_faster(
+          finish_plan({.mask = mask_, .config = config_, .placement_q = q, .placement_k = k}, {}),
+          kept);
+    }
+    return std::move(kept->plan.placement_q);
   }
 
   const Mask& mask_;
   const PlanConfig& config_;
   std::vector<PlacedRows> known_;  ///< two at most
 };
-
-double step_seconds(const Plan& plan) {
-  return plan.report.forward_seconds + plan.report.backward_seconds;
-}
-
-void keep_faster(PlanWithLoads other, std::optional<PlanWithLoads>& kept) {
-  if (!kept || step_seconds(other.plan) < step_seconds(kept->plan)) kept = std::move(other);
-}
 
 /// The ways that a config allows, first the one to keep where others are not faster. Shares are
 /// tried from small to large. A share has `share_rows` rows at most, padding included.
@@ -188,12 +205,14 @@ bool is_placement_open(const PlanConfig& config) {
 bool has_place_for_step(const Mask& mask, const PlanConfig& config) {
   return config.work == WorkMode::Auto && is_placement_open(config) && config.num_ranks > 1 &&
          config.num_ranks <= planner::kMostRanksMovingQueries && !has_nodes(config) &&
-         is_sharing_placement(mask, config);
+         !planner::asks_for_runs(config) && is_sharing_placement(mask, config);
 }
 
 /// The placements to try for a way, first the one to keep where others are not faster.
 std::vector<PlacementConfig> placements_of(const Way& way, const PlanConfig& config) {
-  if (!is_placement_open(config) || !has_search(way, config)) return {config.placement};
+  if (!is_placement_open(config) || !has_search(way, config) || planner::asks_for_runs(config)) {
+    return {config.placement};
+  }
   PlacementConfig in_order = config.placement;
   in_order.algorithm = PlacementAlgorithm::SequentialSelect;
   const bool is_trying_both = config.work == WorkMode::Auto && way.num_head_shares == 1;
@@ -244,6 +263,7 @@ Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& p
   planner::validate_sizes(mask, config);
   planner::validate_placement(placement_q, "placement_q", mask.rows_q, config.num_ranks);
   planner::validate_placement(placement_k, "placement_k", mask.rows_k, config.num_ranks);
+  planner::require_few_runs(mask, config, {placement_q});
   const std::int64_t share_rows =
       std::max(planner::rows_per_share(placement_q), planner::rows_per_share(placement_k));
   std::optional<PlanWithLoads> kept;

@@ -105,6 +105,9 @@ const BadCall kBadCalls[] = {
      "head_shares is 3; allowed: 0, or with work heads common divisors"},
     {"plan --tokens 64 --layout round", 2, "--layout is 'round'; allowed: permuted or contiguous"},
     {"plan --tokens 64 --layout contiguous --placement zigzag", 2, "--placement is given beside"},
+    {"plan --tokens 64 --max-runs 0", 2, "--max-runs is '0'; allowed: an integer from 1"},
+    {"plan --tokens 4096 --causal --placement zigzag --max-runs 1", 2,
+     "max_runs is 1; allowed: 2 or more"},
     {"plan --mask /no/such/file", 2, "--mask is '/no/such/file' (No such file or directory)"},
     {"plan --mask /", 2, "not a file or pipe"},
     {"show /no/such/file", 2, "FILE is '/no/such/file'"},
@@ -207,6 +210,9 @@ TEST(CommandPlan, ReportsForPeopleAndWritesTheFile) {
   const Outcome outcome = run_magi(call);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_TRUE(has(outcome.out, "balance"));
+  const std::string zigzag = "plan --tokens 4096 --causal --ranks 4 --placement zigzag";
+  EXPECT_TRUE(has(run_magi(zigzag + " --max-runs 2").out,
+                  "runs       2 at most on a rank, 6 in all, that come after rows of other ranks"));
   EXPECT_TRUE(has(outcome.err, "planned in"));
   const Outcome printed = run_magi("plan --documents 900,124,1024 --causal --json");
   EXPECT_EQ(plan_from_json(folder.read("p.json")), plan_from_json(printed.out));
@@ -240,6 +246,7 @@ TEST(CommandShow, DrawsPlansAndMasks) {
     EXPECT_TRUE(has(outcome.out, folder.path(file) + "\n"));
     EXPECT_TRUE(has(folder.read(file), std::string("<title>T: ") + name));
   }
+  EXPECT_TRUE(has(folder.read("a/placement.svg"), ">runs</text>"));
   // A mask file, planned on the way, gives the pictures of its plan.
   const std::vector<std::int32_t> cu = {0, 900, 1024};
   folder.write("mask.json", mask_to_json(mask_from_cu_seqlens(cu, cu, {.is_causal = true})));

@@ -11,6 +11,7 @@
 
 #include "plan/check/structure.hpp"
 #include "plan/cost/report.hpp"
+#include "plan/plan_support.hpp"
 
 namespace magi::testing {
 namespace {
@@ -468,6 +469,7 @@ PlanReport figures_of(const Plan& plan) {
   if (plan.num_head_shares < 1) throw std::out_of_range("no head shares");
   const std::int64_t heads_q = config.num_heads_q / plan.num_head_shares;
   const std::size_t num_ranks = plan.ranks.size();
+  figures.rank_runs = runs_after_others(plan.mask, plan.placement_q);
   figures.rank_area.assign(num_ranks, 0);
   figures.rank_rows.assign(num_ranks, 0);
   figures.remote_rows.assign(num_ranks, 0);
@@ -506,8 +508,8 @@ void judge_figures(const Plan& plan) {
   const PlanReport figures = figures_of(plan);
   const PlanReport& report = plan.report;
   require(figures.rank_area == report.rank_area && figures.rank_rows == report.rank_rows &&
-              figures.remote_rows == report.remote_rows,
-          "counts of rows or pairs");
+              figures.remote_rows == report.remote_rows && figures.rank_runs == report.rank_runs,
+          "counts of rows, pairs or runs");
   require(figures.pair_bytes == report.pair_bytes && figures.total_bytes == report.total_bytes &&
               figures.ring_bytes == report.ring_bytes,
           "counts of bytes");

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,37 @@ inline std::vector<std::vector<std::int32_t>> segment_rows(const Plan& plan, std
 /// One causal document.
 inline Mask causal(std::int32_t rows) {
   return {rows, rows, {band_slice({0, rows}, {0, rows}, MaskType::Causal)}};
+}
+
+/// For each row the last one before it that it sees, -1 without one.
+inline std::vector<std::int32_t> parents_of(const Mask& mask) {
+  std::vector<std::int32_t> parents(static_cast<std::size_t>(mask.rows_q), -1);
+  for (std::int32_t row = 0; row < mask.rows_q; ++row) {
+    std::int32_t& parent = parents[static_cast<std::size_t>(row)];
+    for (const BandSlice& slice : mask.slices) {
+      const Range keys = visible_keys(slice, row);
+      const std::int32_t last = std::min(keys.end, row) - 1;
+      if (last >= keys.begin) parent = std::max(parent, last);
+    }
+  }
+  return parents;
+}
+
+/// PlanReport::rank_runs, row by row. Throws std::out_of_range for a placement that is none.
+inline std::vector<std::int64_t> runs_after_others(const Mask& mask, const Placement& placement) {
+  if (placement.num_ranks < 1 || placement.chunk_size < 1) throw std::out_of_range("placement");
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(placement.num_ranks), 0);
+  if (mask.rows_q != mask.rows_k) return counts;
+  const auto owner = [&](std::int32_t row) {
+    return placement.chunk_rank.at(static_cast<std::size_t>(row / placement.chunk_size));
+  };
+  const std::vector<std::int32_t> parents = parents_of(mask);
+  for (std::int32_t row = 0; row < mask.rows_q; ++row) {
+    const std::int32_t parent = parents[static_cast<std::size_t>(row)];
+    if (parent == -1 || owner(parent) == owner(row)) continue;
+    ++counts.at(static_cast<std::size_t>(owner(row)));
+  }
+  return counts;
 }
 
 /// A plan by hand with a second query segment, full attention of 64 rows on two ranks: rank 1

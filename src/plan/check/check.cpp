@@ -10,6 +10,7 @@
 #include "plan/check/steps.hpp"
 #include "plan/check/structure.hpp"
 #include "plan/cost/report.hpp"
+#include "plan/value/runs.hpp"
 
 namespace magi {
 
@@ -68,6 +69,14 @@ void check_figures(const Plan& plan, Problems& problems) {
   check.of_ranks(&PlanReport::rank_area, "pairs");
   check.of_ranks(&PlanReport::rank_rows, "own query rows");
   check.of_ranks(&PlanReport::remote_rows, "received key rows");
+  if (!plan.report.rank_runs.empty()) {
+    check.of_ranks(&PlanReport::rank_runs, "runs after rows of other ranks");
+  }
+  const std::int64_t most_runs = std::ranges::max(count_runs(plan.mask, plan.placement_q));
+  if (plan.config.max_runs && most_runs > *plan.config.max_runs) {
+    problems.add("a rank has ", most_runs, " runs after rows of other ranks, max_runs is ",
+                 *plan.config.max_runs);
+  }
   check.of_ranks(&PlanReport::rank_memory, "bytes of memory");
   check.of_ranks(&PlanReport::pair_bytes, "bytes sent to another", plan.ranks.size());
   check.of_all(&PlanReport::total_bytes, "bytes");

@@ -241,6 +241,7 @@ void check_report(const Plan& plan, Problems& problems) {
   const PlanReport& report = plan.report;
   if (report.rank_area.size() != num_ranks || report.rank_rows.size() != num_ranks ||
       report.remote_rows.size() != num_ranks || report.rank_memory.size() != num_ranks ||
+      (!report.rank_runs.empty() && report.rank_runs.size() != num_ranks) ||
       report.pair_bytes.size() != num_ranks * num_ranks) {
     problems.add("the report's tables are not for ", num_ranks, " ranks");
   }

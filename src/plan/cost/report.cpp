@@ -9,6 +9,7 @@
 #include "plan/cost/flat.hpp"
 #include "plan/cost/loads.hpp"
 #include "plan/cost/timeline.hpp"
+#include "plan/value/runs.hpp"
 
 namespace magi::planner {
 namespace {
@@ -142,8 +143,11 @@ std::int64_t memory_of(const Plan& plan, const WholeReturns& whole, const RankPl
 
 void predict(const Plan& plan, const PlanLoads& loads, PlanReport& report) {
   const PlanTimes times = predict_plan(plan, loads);
-  report.forward_seconds = static_cast<double>(times.forward_ns) * 1e-9;
-  report.backward_seconds = static_cast<double>(times.backward_ns) * 1e-9;
+  // Layers follow one another, and each waits for the slowest rank.
+  const auto most_runs = static_cast<double>(*std::ranges::max_element(report.rank_runs));
+  const double runs_seconds = most_runs * plan.config.cost.seconds_per_run;
+  report.forward_seconds = static_cast<double>(times.forward_ns) * 1e-9 + runs_seconds;
+  report.backward_seconds = static_cast<double>(times.backward_ns) * 1e-9 + runs_seconds;
   report.exposed_comm_seconds = static_cast<double>(times.forward_ns - times.busiest_ns) * 1e-9;
 }
 
@@ -159,6 +163,7 @@ PlanReport make_report(const Plan& plan, const PlanLoads& loads) {
     report.rank_rows.push_back(plan.placement_q.rows_of(static_cast<std::int32_t>(r)));
     report.rank_memory.push_back(memory_of(plan, loads.whole(), plan.ranks[r]));
   }
+  report.rank_runs = count_runs(plan.mask, plan.placement_q);
   report.balance = max_over_mean(report.rank_area);
   const std::int64_t most_area = *std::ranges::max_element(report.rank_area);
   const BoundLimits limits{

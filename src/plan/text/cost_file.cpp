@@ -41,6 +41,7 @@ void validate(const CostModel& cost) {
   require_rate("cost.memory_bytes_per_second", cost.memory_bytes_per_second);
   require_delay("cost.seconds_per_transfer", cost.seconds_per_transfer);
   require_delay("cost.seconds_per_launch", cost.seconds_per_launch);
+  require_delay("cost.seconds_per_run", cost.seconds_per_run);
   require_rate("cost.network_bytes_per_second", cost.network_bytes_per_second);
   require_delay("cost.network_seconds_per_transfer", cost.network_seconds_per_transfer);
 }

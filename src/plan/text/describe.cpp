@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <iomanip>
+#include <numeric>
 #include <sstream>
 #include <string>
 
@@ -71,6 +72,11 @@ void describe_placement(std::ostringstream& out, const Plan& plan) {
         << " of padding\n";
   }
   out << "balance    " << fixed(plan.report.balance, 4) << " (largest area / mean)\n";
+  const std::vector<std::int64_t>& runs = plan.report.rank_runs;
+  if (runs.empty() || plan.mask.rows_q != plan.mask.rows_k) return;
+  out << "runs       " << std::ranges::max(runs) << " at most on a rank, "
+      << std::accumulate(runs.begin(), runs.end(), std::int64_t{0})
+      << " in all, that come after rows of other ranks\n";
 }
 
 /// Says what a plan receives when, in words.

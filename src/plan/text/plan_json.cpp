@@ -139,6 +139,7 @@ Value config(PlanConfig& c) {
                   {"min_stage_rows", json::integer(c.min_stage_rows, 1, kMaxRows)},
                   {"devices_per_node", json::integer(c.devices_per_node, 0, kMaxRanks),
                    c.devices_per_node == 0},
+                  {"max_runs", json::optional_integer(c.max_runs, 1, kMaxRows), !c.max_runs},
                   {"cost", cost(c.cost)}};
   });
 }
@@ -255,11 +256,13 @@ Value transfers(std::vector<Transfer>& target) {
   return value;
 }
 
-Value report(PlanReport& r) {
-  return json::object([&r] {
+Value report(Plan& p) {
+  return json::object([&p] {
+    PlanReport& r = p.report;
     return Fields{{"rank_area", json::integers64(r.rank_area)},
                   {"rank_rows", json::integers64(r.rank_rows)},
                   {"remote_rows", json::integers64(r.remote_rows)},
+                  {"rank_runs", json::integers64(r.rank_runs), !asks_for_runs(p.config)},
                   {"rank_memory", json::integers64(r.rank_memory)},
                   {"pair_bytes", json::integers64(r.pair_bytes)},
                   {"balance", json::number(r.balance)},
@@ -285,7 +288,7 @@ Value schema(Plan& p) {
         {"exchanges", exchanges(p.exchanges)},
         {"ranks", ranks(p.ranks)},
         {"transfers", transfers(p.transfers)},
-        {"report", report(p.report)},
+        {"report", report(p)},
         {"digest", digest(p.digest)}};
   });
 }
@@ -299,7 +302,8 @@ void take_report(Plan& plan) {
     return std::tie(r.rank_area, r.rank_rows, r.remote_rows, r.rank_memory, r.pair_bytes,
                     r.total_bytes, r.lower_bound_bytes, r.ring_bytes);
   };
-  if (counts(read) != counts(made)) {
+  const bool are_runs_equal = read.rank_runs.empty() || read.rank_runs == made.rank_runs;
+  if (counts(read) != counts(made) || !are_runs_equal) {
     throw invalid("plan JSON: report", "that of another plan", "the figures of its own tables");
   }
   plan.report = made;

@@ -28,6 +28,12 @@ void validate_sizes(const Mask& mask, const PlanConfig& config) {
   require_between("mask.rows_q", mask.rows_q, 1, kMaxRows);
   require_between("mask.rows_k", mask.rows_k, 1, kMaxRows);
   static_cast<void>(area(mask));
+  if (config.max_runs && mask.rows_q != mask.rows_k) {
+    throw invalid("max_runs", *config.max_runs,
+                  "none where keys are no rows of the queries' sequence, as there are " +
+                      std::to_string(mask.rows_q) + " queries and " + std::to_string(mask.rows_k) +
+                      " keys");
+  }
   const auto require_room = [&](const char* name, std::int32_t num_heads, std::int32_t rows) {
     const double elements = static_cast<double>(num_heads) *
                             (config.head_dim_qk + config.head_dim_v) * rows * config.num_ranks;
@@ -36,6 +42,10 @@ void validate_sizes(const Mask& mask, const PlanConfig& config) {
   };
   require_room("bytes of all keys and values on every rank", config.num_heads_kv, mask.rows_k);
   require_room("bytes of all queries and results on every rank", config.num_heads_q, mask.rows_q);
+}
+
+bool asks_for_runs(const PlanConfig& config) {
+  return config.max_runs.has_value() || config.cost.seconds_per_run > 0.0;
 }
 
 std::vector<std::int32_t> possible_shares(const PlanConfig& config) {
@@ -83,6 +93,7 @@ void validate_config(const PlanConfig& config) {
   }
   require_between("min_stage_rows", config.min_stage_rows, 1, kMaxRows);
   require_between("devices_per_node", config.devices_per_node, 0, kMaxRanks);
+  if (config.max_runs) require_between("max_runs", *config.max_runs, 1, kMaxRows);
   validate(config.cost);
 }
 

@@ -23,10 +23,14 @@ inline constexpr std::int32_t kMostRanksMovingQueries = 64;
 /// kv heads, or the one that it asks for.
 std::vector<std::int32_t> possible_shares(const PlanConfig& config);
 
+/// Whether placement weighs or bounds PlanReport::rank_runs.
+bool asks_for_runs(const PlanConfig& config);
+
 /// Throws InvalidArgument naming the first field that is out of range.
 void validate_config(const PlanConfig& config);
 
-/// Throws InvalidArgument for a mask without rows, or whose areas or bytes would leave int64.
+/// Throws InvalidArgument for a mask without rows, one whose areas or bytes would leave int64, and
+/// cross-attention where runs are bounded.
 void validate_sizes(const Mask& mask, const PlanConfig& config);
 
 }  // namespace magi::planner

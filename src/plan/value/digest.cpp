@@ -48,6 +48,7 @@ void add_config(Digest& digest, const PlanConfig& config) {
         cost.memory_bytes_per_second, cost.seconds_per_transfer, cost.seconds_per_launch}) {
     digest.add(std::bit_cast<std::uint64_t>(constant + 0.0));  // equal zeros have equal bits
   }
+  if (cost.seconds_per_run != 0.0) digest.add(std::bit_cast<std::uint64_t>(cost.seconds_per_run));
   if (config.devices_per_node == 0) return;
   digest.add(config.devices_per_node, 0);
   for (const double constant : {cost.network_bytes_per_second, cost.network_seconds_per_transfer}) {

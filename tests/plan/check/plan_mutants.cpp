@@ -348,7 +348,7 @@ bool change_a_figure(RandomStream& random, Plan& plan) {
       nudge(random, report.ring_bytes);
       break;
     case 6:
-      nudge(random, any_of(random, report.rank_memory));
+      nudge(random, any_of(random, random.chance(50) ? report.rank_memory : report.rank_runs));
       break;
     case 7:
       report.forward_seconds = 1.01 * report.forward_seconds + kMoreSeconds;

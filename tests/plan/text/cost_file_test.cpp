@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -45,6 +46,9 @@ std::string refusal(std::string_view from, std::string_view to) {
 TEST(CostFile, IsReadAndWritten) {
   EXPECT_EQ(cost_file_to_json(kFile), kText);
   EXPECT_EQ(cost_file_from_json(kText), kFile);
+  CostFile of_runs = kFile;
+  of_runs.cost.seconds_per_run = 2e-5;
+  EXPECT_EQ(cost_file_from_json(cost_file_to_json(of_runs)), of_runs);
 }
 
 TEST(CostFile, RefusesWhatIsNotItsSchema) {
@@ -82,9 +86,10 @@ TEST(CostFile, EachConstantIsPartOfThePlanAndItsDigest) {
   for (double CostModel::*constant :
        {&CostModel::flops_per_second, &CostModel::backward_flops_per_second,
         &CostModel::bytes_per_second, &CostModel::memory_bytes_per_second,
-        &CostModel::seconds_per_transfer, &CostModel::seconds_per_launch}) {
+        &CostModel::seconds_per_transfer, &CostModel::seconds_per_launch,
+        &CostModel::seconds_per_run}) {
     PlanConfig other = config;
-    other.cost.*constant *= 1.0 + 1e-15;
+    other.cost.*constant += 1e-15 * std::max(other.cost.*constant, 1.0);
     const Plan changed = make_plan(mask, other);
     EXPECT_NE(changed.digest, plan.digest);
     EXPECT_EQ(plan_from_json(plan_to_json(changed)), changed);
