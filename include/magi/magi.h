@@ -115,6 +115,8 @@ typedef struct magi_plan_config {
   double network_bytes_per_second; /* cost model between nodes: out of one rank */
   double network_seconds_per_transfer;
   int32_t head_shares; /* with MAGI_WORK_HEADS: a common divisor of ranks and kv heads; 0: chosen */
+  int32_t max_runs;    /* of magi_plan_report.rank_runs of a rank; 0: no bound */
+  double seconds_per_run; /* cost model: of recurrent layers, for each of these runs and pass */
 } magi_plan_config;
 /* Sets struct_size and the defaults: one rank, one head of 128, 2-byte elements, and a degree that
  * the cost model chooses. */
@@ -139,6 +141,11 @@ MAGI_API magi_status magi_plan_describe(const magi_plan* plan, magi_buffer** tex
  * in ns from the start of the pass, as the cost model predicts. */
 MAGI_API magi_status magi_plan_predict_steps(const magi_plan* plan, int32_t rank,
                                              int32_t is_backward, magi_buffer** times);
+/* int32 [runs, 4]: rank, first row, row behind the last one, and the row that the first one comes
+ * after (-1: it begins a document), ordered by rank and row; none for cross-attention. A row comes
+ * after the last one before it that it sees; a recurrent layer computes the rows of a run at once.
+ */
+MAGI_API magi_status magi_plan_runs(const magi_plan* plan, magi_buffer** runs);
 /* Text, one line per defect; empty for a sound plan. */
 MAGI_API magi_status magi_plan_check(const magi_plan* plan, magi_buffer** text);
 /* SVG text; title may be NULL. */
@@ -183,6 +190,7 @@ typedef struct magi_plan_report {
    * shares, each a row of its own. All row figures here and all tables below count these rows, and
    * heads within a share. */
   int32_t num_head_shares;
+  const int64_t* rank_runs; /* [num_ranks] runs that come after a row of another rank */
 } magi_plan_report;
 MAGI_API magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report);
 

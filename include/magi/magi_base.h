@@ -22,7 +22,7 @@ extern "C" {
 /* ---- Version and errors ---------------------------------------------------------------------- */
 
 /* Grows by one with every incompatible change; compare with magi_abi_version() after loading. */
-#define MAGI_ABI_VERSION 4
+#define MAGI_ABI_VERSION 5
 
 MAGI_API int32_t magi_abi_version(void);
 /* "major.minor.patch" */

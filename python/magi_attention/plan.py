@@ -20,6 +20,7 @@ from magi_attention._native.vtable import Communicator
 from magi_attention.backends._table import refuse_margin
 from magi_attention.comm.group import make_communicator, rank_of, size_of
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, naming
+from magi_attention.common._runs import Run
 from magi_attention.common._slices import MaskTypes, check_equally_many, check_inside, to_mask_types
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.forward_meta import AttnForwardMeta
@@ -58,6 +59,7 @@ class Plan:
         self._placement: PlacementHandle | None = None
         self._report: PlanReport | None = None
         self._rows: int | None = None
+        self._runs: list[list[Run]] | None = None
 
     @staticmethod
     def from_ranges(
@@ -213,6 +215,15 @@ class Plan:
         return AttnRanges.from_ranges(
             [(row, min(row + chunk, last)) for row in own if row < last]
         ).merge()
+
+    def runs(self, rank: int) -> list[Run]:
+        """The runs of rows of a rank, as recurrent layers take them, in the order of its rows."""
+        check_int("rank", rank, 0, self.cp_size - 1)
+        if self._runs is None:
+            self._runs = [[] for _ in range(self.cp_size)]
+            for owner, *run in self._handle.runs():
+                self._runs[owner].append(Run(*run))
+        return self._runs[rank]
 
     def position_ids(self, rank: int) -> list[int]:
         """Row of the sequence of every local row; padding counts as the last row."""

@@ -35,8 +35,10 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
                              .memory_bytes_per_second = given.memory_bytes_per_second,
                              .seconds_per_transfer = given.seconds_per_transfer,
                              .seconds_per_launch = given.seconds_per_launch,
+                             .seconds_per_run = given.seconds_per_run,
                              .network_bytes_per_second = given.network_bytes_per_second,
                              .network_seconds_per_transfer = given.network_seconds_per_transfer}};
+  if (given.max_runs != 0) result.max_runs = given.max_runs;
   if (given.overlap_degree != MAGI_OVERLAP_AUTO) result.overlap_degree = given.overlap_degree;
   if (given.placement != nullptr) {
     result.placement = read_placement_config(given.placement, "config.placement");
@@ -56,6 +58,7 @@ void write_cost(const CostModel& cost, magi_plan_config& config) {
   config.memory_bytes_per_second = cost.memory_bytes_per_second;
   config.seconds_per_transfer = cost.seconds_per_transfer;
   config.seconds_per_launch = cost.seconds_per_launch;
+  config.seconds_per_run = cost.seconds_per_run;
   config.network_bytes_per_second = cost.network_bytes_per_second;
   config.network_seconds_per_transfer = cost.network_seconds_per_transfer;
 }
@@ -99,7 +102,8 @@ void magi_plan_config_init(magi_plan_config* config) {
                           .min_stage_rows = defaults.min_stage_rows,
                           .work = static_cast<int32_t>(defaults.work),
                           .devices_per_node = defaults.devices_per_node,
-                          .head_shares = defaults.head_shares});
+                          .head_shares = defaults.head_shares,
+                          .max_runs = defaults.max_runs.value_or(0)});
   if (config != nullptr) write_cost(defaults.cost, *config);
 }
 
@@ -160,6 +164,17 @@ magi_status magi_plan_describe(const magi_plan* plan, magi_buffer** text) {
   });
 }
 
+magi_status magi_plan_runs(const magi_plan* plan, magi_buffer** runs) {
+  return guarded([&] {
+    require(runs, "runs");
+    std::vector<std::int32_t> table;
+    for (const magi::Run& run : magi::runs_of(plan_of(plan))) {
+      table.insert(table.end(), {run.rank, run.begin, run.end, run.parent});
+    }
+    give(make_buffer(std::span<const std::int32_t>(table)), runs);
+  });
+}
+
 magi_status magi_plan_check(const magi_plan* plan, magi_buffer** text) {
   return guarded([&] {
     require(text, "text");
@@ -214,7 +229,8 @@ magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report
                                   .head_dim_qk = given.config.head_dim_qk,
                                   .head_dim_v = given.config.head_dim_v,
                                   .rank_memory = figures.rank_memory.data(),
-                                  .num_head_shares = given.num_head_shares},
+                                  .num_head_shares = given.num_head_shares,
+                                  .rank_runs = figures.rank_runs.data()},
                  "report");
   });
 }

@@ -73,6 +73,8 @@ TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
   config.devices_per_node = 1;
   config.network_bytes_per_second = 1e8;
   config.network_seconds_per_transfer = 1e-4;
+  config.max_runs = 100;
+  config.seconds_per_run = 1e-5;
   const auto other =
       made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
   PlanConfig expected = cpp_config();
@@ -90,6 +92,8 @@ TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
   expected.devices_per_node = 1;
   expected.cost.network_bytes_per_second = 1e8;
   expected.cost.network_seconds_per_transfer = 1e-4;
+  expected.max_runs = 100;
+  expected.cost.seconds_per_run = 1e-5;
   EXPECT_EQ(json_of(other.get()), plan_to_json(make_plan(test_mask(), expected)));
 }
 
@@ -177,6 +181,8 @@ TEST_F(PlanAbi, ReportsItsFigures) {
   EXPECT_EQ(report.balance, truth.report.balance);
   EXPECT_EQ(std::vector<std::int64_t>(report.rank_memory, report.rank_memory + 4),
             truth.report.rank_memory);
+  EXPECT_EQ(std::vector<std::int64_t>(report.rank_runs, report.rank_runs + 4),
+            truth.report.rank_runs);
   const auto page = made<magi_buffer>([&](auto** b) { return magi_plan_describe(plan.get(), b); });
   EXPECT_EQ(text_of(page.get()), describe(truth));
   const auto defects = made<magi_buffer>([&](auto** b) { return magi_plan_check(plan.get(), b); });
@@ -205,6 +211,17 @@ TEST_F(PlanAbi, PredictsItsSteps) {
   EXPECT_EQ(magi_plan_predict_steps(plan.get(), 4, 0, &refused), MAGI_INVALID_ARGUMENT);
   EXPECT_EQ(magi_plan_predict_steps(plan.get(), 0, 2, &refused), MAGI_INVALID_ARGUMENT);
   EXPECT_STREQ(magi_last_error_message(), "is_backward is 2; allowed: 0 or 1");
+}
+
+TEST_F(PlanAbi, ListsItsRuns) {
+  const auto table = made<magi_buffer>([&](auto** b) { return magi_plan_runs(plan.get(), b); });
+  const std::vector<magi::Run> runs = runs_of(truth);
+  ASSERT_EQ(magi_buffer_size_bytes(table.get()), runs.size() * 4 * sizeof(std::int32_t));
+  const auto* row = static_cast<const std::int32_t*>(magi_buffer_data(table.get()));
+  for (const magi::Run& run : runs) {
+    EXPECT_EQ((magi::Run{row[0], row[1], row[2], row[3]}), run);
+    row += 4;
+  }
 }
 
 TEST_F(PlanAbi, DrawsItsPictures) {

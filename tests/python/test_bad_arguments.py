@@ -145,6 +145,7 @@ CONFIGS = [
     (lambda: DispatchConfig(uneven_shard="yes"), TypeError, "uneven_shard is a str; allowed"),
     (lambda: DispatchConfig(uneven_shard=1), TypeError, "uneven_shard is a int; allowed"),
     (lambda: DispatchConfig(layout="round"), ValueError, "layout is 'round'; allowed: permu"),
+    (lambda: DispatchConfig(max_runs=0), ValueError, "max_runs is 0"),
     (lambda: DispatchConfig(layout=1), TypeError, "layout is a int; allowed: a str"),
     (
         lambda: DispatchConfig(alg=solver.MinHeapDispatchAlg(), layout="contiguous"),

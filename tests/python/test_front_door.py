@@ -105,3 +105,30 @@ def test_words_are_the_options_of_the_configuration():
 def test_words_that_are_not_allowed_are_refused(options, words):
     with pytest.raises((TypeError, ValueError), match=words):
         Plan.from_mask(masks.from_window(4096, -1, 0), **SIZES, **options)
+
+
+def test_runs_are_those_of_the_rows_and_have_a_bound():
+    mask = masks.from_cu_seqlens([0, 700, 2000, 2048])
+    free = Plan.from_mask(mask, placement="zigzag", **SIZES)
+    first, *_ = free.runs(0)
+    assert first == (0, first.end, -1) and first.parent == -1
+    for plan in (free, Plan.from_mask(mask, config=_with_max_runs(1), **SIZES)):
+        owner = {row: rank for rank in range(4) for row in plan.position_ids(rank)}
+        runs = [plan.runs(rank) for rank in range(4)]
+        rows = [[row for run in of_rank for row in range(*run[:2])] for of_rank in runs]
+        assert rows == [plan.position_ids(rank) for rank in range(4)]
+        assert all(run.parent in (-1, run.begin - 1) for of_rank in runs for run in of_rank)
+        after_others = [
+            sum(run.parent >= 0 and owner[run.parent] != rank for run in runs[rank])
+            for rank in range(4)
+        ]
+        assert plan.report.rank_runs == tuple(after_others)
+    assert max(free.report.rank_runs) == 2 and max(plan.report.rank_runs) == 1
+    with pytest.raises(ValueError, match="max_runs is 1; allowed: 2 or more"):
+        Plan.from_mask(mask, config=_with_max_runs(1), on=free, **SIZES)
+    with pytest.raises(ValueError, match="rank is 4; allowed: 0 to 3"):
+        free.runs(4)
+
+
+def _with_max_runs(count):
+    return DistAttnConfig(DispatchConfig(max_runs=count))

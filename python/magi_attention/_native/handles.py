@@ -274,6 +274,11 @@ class PlanHandle(Handle):
     def describe(self) -> str:
         return take_bytes(lambda out: lib.magi_plan_describe(self.address, out)).decode()
 
+    def runs(self) -> list[tuple[int, ...]]:
+        """(rank, first row, row behind the last, row before or -1) of every run."""
+        data = take_bytes(lambda out: lib.magi_plan_runs(self.address, out))
+        return rows_of_ints("i", data, 4)
+
     def defects(self) -> str:
         """One line per defect; empty for a sound plan."""
         return take_bytes(lambda out: lib.magi_plan_check(self.address, out)).decode()

@@ -13,7 +13,7 @@ from magi_attention._environment import library_path
 from magi_attention._native.structs import check_bits
 from magi_attention.errors import CommError
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 
 # One letter per argument: p address, i int32, q int64, z size_t, s text.
 _PROTOTYPES = {
@@ -46,6 +46,7 @@ _PROTOTYPES = {
     "magi_plan_describe": "pp",
     "magi_plan_draw": "pisp",
     "magi_plan_predict_steps": "piip",
+    "magi_plan_runs": "pp",
     "magi_plan_check": "pp",
     "magi_plan_equal": "ppp",
     "magi_plan_placement_q": "pp",

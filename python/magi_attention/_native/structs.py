@@ -93,7 +93,7 @@ class PlanConfig(Sized):
         "d flops_per_second, d backward_flops_per_second, d bytes_per_second, "
         "d memory_bytes_per_second, d seconds_per_transfer, d seconds_per_launch, p placement, "
         "p placement_k, i devices_per_node, d network_bytes_per_second, "
-        "d network_seconds_per_transfer, i head_shares"
+        "d network_seconds_per_transfer, i head_shares, i max_runs, d seconds_per_run"
     )
 
 
@@ -103,7 +103,7 @@ class PlanReport(Sized):
         "Q remote_rows, Q pair_bytes, d balance, q total_bytes, q lower_bound_bytes, "
         "q ring_bytes, d forward_seconds, d backward_seconds, d exposed_comm_seconds, "
         "i num_heads_q, i num_heads_kv, i head_dim_qk, i head_dim_v, Q rank_memory, "
-        "i num_head_shares"
+        "i num_head_shares, Q rank_runs"
     )
 
 

@@ -14,6 +14,8 @@ class PlanReport:
 
     - rank_area: visible (query, key) pairs; balance: the largest over their mean, 1 is even.
     - rank_rows: rows that it holds, padding included; remote_rows: key rows that it receives.
+    - rank_runs: runs (Plan.runs) that come after a row of another rank, whose states recurrent
+      layers fetch.
     - rank_memory: bytes of rows of other ranks and of their gradients in a backward.
     - total_bytes: sent by all ranks in one forward; ring_bytes: what a ring or an all-gather sends;
       lower_bound_bytes: what no placement that is balanced as well goes below.
@@ -33,6 +35,7 @@ class PlanReport:
     rank_area: tuple[int, ...]
     rank_rows: tuple[int, ...]
     remote_rows: tuple[int, ...]
+    rank_runs: tuple[int, ...]
     rank_memory: tuple[int, ...]
     num_head_shares: int
     balance: float

@@ -154,6 +154,9 @@ class DispatchConfig:
     - alg: which chunks a rank gets.
     - layout: "permuted", or "contiguous": each rank keeps one run of the sequence, in order, and
       attention is balanced by what travels (`DistAttnConfig.work`).
+    - max_runs: for models with recurrent layers, the most runs of a rank that come after a row of
+      another rank (`PlanReport.rank_runs`); None: any. A search keeps it, and a plan that cannot is
+      ValueError.
 
     ValueError for another layout, and for a contiguous one with a placement that permutes.
     TypeError for arguments of other types.
@@ -163,10 +166,13 @@ class DispatchConfig:
     uneven_shard: bool = False
     alg: DispatchAlg = field(default_factory=AutoDispatchAlg)
     layout: str = "permuted"
+    max_runs: int | None = None
 
     def __post_init__(self) -> None:
         if self.chunk_size is not None:
             check_int("chunk_size", self.chunk_size, 1)
+        if self.max_runs is not None:
+            check_int("max_runs", self.max_runs, 1)
         check_kind("uneven_shard", self.uneven_shard, bool, "a bool")
         check_kind("alg", self.alg, DispatchAlg, "a DispatchAlg")
         check_choice("layout", self.layout, ("permuted", "contiguous"))

@@ -40,6 +40,7 @@ def to_plan_config(config: DistAttnConfig) -> structs.PlanConfig:
         _read_cost_file(native, path)
     degree = 0 if overlap.no_overlap else overlap.degree
     native.overlap_degree = -1 if degree is None else degree
+    native.max_runs = min(config.dispatch_config.max_runs or 0, MAX_ROWS)
     native.min_stage_rows = min(overlap.min_chunk_size, MAX_ROWS)
     return native
 
