@@ -51,7 +51,8 @@ class Rows:
         self._is_alone = placement.info().num_ranks == 1  # rows are in the order of the sequence
         self._rank = rank
         self._ids_on: dict[torch.device, torch.Tensor] = {}
-        self._plan, self._agreed = f"{plan_digest:016x}", LruCache(_CALLS_KEPT)
+        self._digest, self._agreed = plan_digest, LruCache(_CALLS_KEPT)
+        self._plan = f"{plan_digest:016x}"
 
     def position_ids_on(self, device: torch.device) -> torch.Tensor:
         """int64 [count]: row of the sequence of every own row, on a device. Padding counts as the
@@ -141,6 +142,21 @@ class Rows:
         )
         self._move(lib.magi_roll, args, local)
         return as_given(rolled, x, self.count)
+
+    def exchange(
+        self,
+        function: str,
+        kind: int,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        owned: list[tuple[int, int, int]],
+        needed: list[tuple[int, int, int]],
+    ) -> None:
+        """Moves rows of x between ranks into out, as Communicator.exchange; kind: CAST or SUM."""
+        if self._is_alone:
+            return
+        self._begin(function, x)
+        self.communicator.exchange(kind, [x], [out], owned, needed, self._digest)()
 
     @contextmanager
     def refusals(self) -> Iterator[None]:

@@ -62,6 +62,7 @@ _SIZES = {
     "mamba_head_dim": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "n_groups": 1, "state_size": 8,
     "ssm_state_size": 8, "chunk_size": 8, "mamba_chunk_size": 8, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "linear_head_dim": 8, "linear_num_heads": 4, "num_experts_per_token": 2,
     "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4, "attention_dropout": 0.0,
     **dict.fromkeys(
         ("dropout", "activation_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop",
@@ -81,10 +82,29 @@ _SPECIAL = {
     "codegen": {"rotary_dim": 4},
     "gptj": {"rotary_dim": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": _WINDOW},
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    **dict.fromkeys(("lfm2", "lfm3", "lfm2_moe"), {"layer_types": ["conv", "full_attention"]}),
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5_text", "granitemoehybrid", "olmo_hybrid",
+         "bailing_hybrid", "kimi_linear"), {"layer_types": ["linear_attention", "full_attention"]},
+    ),
+    "bamba": {"attn_layer_indices": [1]},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "qwen3_5": {"text_config": {"layer_types": ["linear_attention", "full_attention"]}},
+    "qwen4_exp": {"text_config": {
+        "layer_types": ["linear_attention", "linear_attention"], "ple_layer_ids": [2],
+        "ple_embed_dim": 32, "heads_per_ngram": 2, "ngram_vocab_size_base": 50, "eos_token_id": 2,
+        "split_ngram_parts": 1,
+    }},
     "mamba2": {"num_heads": 4, "head_dim": 16},
     "mpt": {},
     "prophetnet": {"num_encoder_layers": 2, "num_decoder_layers": 2},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "zamba2": {
+        "num_hidden_layers": 2, "layers_block_type": ["mamba", "hybrid"], "attention_head_dim": 16,
+        "attention_hidden_size": 64, "mamba_headdim": 8, "n_mamba_heads": 8,
+        "num_key_value_heads": 4, "kv_channels": 16,
+    },
     "zaya": {"num_experts_per_tok": 1},
 }
 # Names of sizes that a type has but refuses.
@@ -123,7 +143,12 @@ def _sizes_of(kind: type) -> dict:
 def tiny_config(model_type: str):
     """The smallest configuration of a type that keeps its kinds of layers."""
     kind = CONFIG_MAPPING[model_type]
-    given = {**_sizes_of(kind), **_SPECIAL.get(model_type, {})}
+    given = _sizes_of(kind)
+    for name, value in _SPECIAL.get(model_type, {}).items():
+        part = given.get(name)
+        if isinstance(part, transformers.PreTrainedConfig):
+            value = type(part)(**{**_sizes_of(type(part)), **value})
+        given[name] = value
     config = kind(**{k: v for k, v in given.items() if k not in _REFUSED.get(model_type, ())})
     config._experts_implementation = "eager"  # the others know no float64
     return config

@@ -53,6 +53,25 @@ def plan_of_callers() -> tuple[str, int] | None:
 
 
 @torch.compiler.assume_constant_result
+def is_plan_in_force() -> bool:
+    """Whether plan_in_force finds one."""
+    return plan_in_force() is not None
+
+
+def plan_in_force() -> Any:
+    """The plan, or the plans by type of layer, of the innermost call that was given one."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if "kwargs" in frame.f_code.co_varnames:  # of calls, and of forwards that are recomputed
+            keywords = frame.f_locals.get("kwargs")
+            plan = keywords.get(PLAN_KEYWORD) if isinstance(keywords, dict) else None
+            if isinstance(plan, (*PLANS, Mapping)):  # else a compiler's stand-in for it
+                return plan
+        frame = frame.f_back
+    return None
+
+
+@torch.compiler.assume_constant_result
 def have_callers_a_plan() -> bool:
     """Whether a module whose call is under way was given one, or what makes one."""
     given = [keywords.get(PLAN_KEYWORD) for _, keywords in _calls()]

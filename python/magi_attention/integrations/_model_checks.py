@@ -12,16 +12,20 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from magi_attention.integrations._model_plans import config_of
+from magi_attention.integrations._model_plans import UNATTENDED_LAYERS, config_of
+from magi_attention.integrations._model_recurrent import is_served
 from magi_attention.integrations._model_rows import forwards_of, is_balanced
 
 # Types of layers whose rows see each other through attention alone.
 _ATTENTION_LAYERS = {
     "attention", "full_attention", "sliding_attention", "chunked_attention", "dense", "sparse",
 }  # fmt: skip
+# And those that magi_attention.recurrent serves, alone or beside attention.
+_MIXING_LAYERS = {*UNATTENDED_LAYERS, "hybrid", "hybrid_sliding"}
 # Modules that compute over rows in the order in which a rank holds them.
-_MIXERS = re.compile(r"Mamba|Recurrent|LinearAttention|LightningAttention|DeltaNet|DeltaAttention|"
+_MIXERS = re.compile(r"Mamba|Recurrent(?!Gemma)|RecurrentBlock|LinearAttention|LightningAttention|DeltaNet|DeltaAttention|"
                      r"ShortConv|RgLru|Rwkv|LSTM|SSM|Indexer|Compressor|Pooler")  # fmt: skip
+_HOLDERS = re.compile(r"(Layer|Model|ForCausalLM|ForConditionalGeneration)$")
 _MIXING = (torch.nn.Conv1d, torch.nn.RNNBase, torch.nn.modules.batchnorm._NormBase)
 _OTHER_TOWERS = re.compile(r"vision|visual|image|audio|speech|perceiver|resampler|qformer|vq")
 # Heads that take one result of all rows, and those that have labels of their own for each row.
@@ -94,7 +98,9 @@ def _misfit_of_layers(model: PreTrainedModel) -> str | None:
     if _POOLED.search(name):
         return _head_in_words(name)
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
-    other = [kind for kind in dict.fromkeys(kinds) if kind not in _ATTENTION_LAYERS]
+    has_mixers = any(map(is_served, model.modules()))
+    known = _ATTENTION_LAYERS | _MIXING_LAYERS if has_mixers else _ATTENTION_LAYERS
+    other = [kind for kind in dict.fromkeys(kinds) if kind not in known]
     if other:
         return (
             f"{name} has layers of type {other[0]!r}, which take rows in the order of a rank; "
@@ -104,15 +110,30 @@ def _misfit_of_layers(model: PreTrainedModel) -> str | None:
 
 
 def _mixer_of(model: PreTrainedModel, name: str) -> str | None:
+    served = [path for path, module in model.named_modules() if is_served(module)]
     for path, module in model.named_modules():
         kind = type(module).__name__
         is_mixer = isinstance(module, _MIXING) or _MIXERS.search(kind)
+        is_mixer = is_mixer and not _attends(module)
+        if is_mixer and any(_lies_in(path, one) for one in served):
+            continue
+        if _HOLDERS.search(kind) and any(_lies_in(one, path) for one in served):
+            continue
         if is_mixer and not _OTHER_TOWERS.search(path):
             return (
                 f"{name} has a {kind} at {path}, which computes over the rows of a rank; allowed: "
                 "models whose rows see each other through attention alone"
             )
     return None
+
+
+def _attends(module: torch.nn.Module) -> bool:
+    """Whether a module hands queries and keys to transformers' attention."""
+    return any("ALL_ATTENTION_FUNCTIONS" in f.__code__.co_names for f in forwards_of(type(module)))
+
+
+def _lies_in(path: str, other: str) -> bool:
+    return not other or path == other or path.startswith(f"{other}.")
 
 
 def _balance_of(model: PreTrainedModel, name: str) -> str | None:

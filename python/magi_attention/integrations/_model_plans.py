@@ -24,6 +24,8 @@ from magi_attention.plan import Plan
 Heads = tuple[int, int, int]  # of queries, of keys and values, head dim
 _MASKS_KEPT = 16
 _alone = LruCache(_MASKS_KEPT)  # plans of processes without a group
+# Types of layers that no plan is for: their rows meet in recurrences and convolutions, or nowhere.
+UNATTENDED_LAYERS = {"linear_attention", "conv", "mamba", "recurrent", "moe", "mlp"}
 
 
 def heads_of(model: Any) -> Heads:
@@ -63,7 +65,8 @@ def _head_dim_of(config: Any, num_heads_q: int) -> int:
     parts = [getattr(config, name, None) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
     if all(parts):
         return sum(parts)
-    return getattr(config, "head_dim", None) or config.hidden_size // num_heads_q
+    named = (getattr(config, name, None) for name in ("attention_head_dim", "head_dim"))
+    return next(filter(None, named), None) or config.hidden_size // num_heads_q
 
 
 def make_plan(
@@ -116,7 +119,8 @@ def plans_of_documents(
     all layers have one, and a dict by type of layer where they differ, on one placement.
     """
     text = config_of(model)
-    types = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
+    kinds = dict.fromkeys(getattr(text, "layer_types", None) or ())
+    types = [kind for kind in kinds if kind not in UNATTENDED_LAYERS]
     window = getattr(text, "sliding_window", None)
     if not types:
         types = ["sliding_attention" if _has_window_everywhere(text) else "full_attention"]
@@ -164,9 +168,9 @@ def _masks_windows(config: Any) -> bool:
 
 def _window_of(config: Any, layer_type: str, window: int | None) -> int | None:
     """Rows that a layer of this type sees, the query's own among them; None: all before it."""
-    if layer_type in ("full_attention", "attention"):
+    if layer_type in ("full_attention", "attention", "hybrid"):
         return None
-    if layer_type == "sliding_attention":
+    if layer_type in ("sliding_attention", "hybrid_sliding"):
         return window
     raise ValueError(
         f"{type(config).__name__}.layer_types holds {layer_type!r}; allowed: 'full_attention', "

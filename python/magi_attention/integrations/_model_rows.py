@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from magi_attention.comm.group import size_of
 from magi_attention.integrations._bound import bound_of
 from magi_attention.integrations._model_calls import calling_model, plan_of_callers
+from magi_attention.integrations._model_recurrent import route
 
 _BALANCE = "load_balancing_loss_func"
 _ARGUMENTS = ["gate_logits", "num_experts", "top_k", "attention_mask"]
@@ -27,6 +28,7 @@ def over_ranks(model: PreTrainedModel) -> None:
     """Makes a model's calls with a plan compute over the rows of all ranks what its own code
     computes over those it is given.
     """
+    route(model)
     for forward in filter(is_balanced, forwards_of(type(model))):
         theirs = forward.__globals__[_BALANCE]
         if not hasattr(theirs, "__wrapped__"):

@@ -57,6 +57,7 @@ from magi_attention.integrations._model_checks import (
     shifts_labels,
     virtual_tokens,
 )
+from magi_attention.integrations._model_recurrent import route
 from magi_attention.integrations._model_rows import needs_whole_tables, over_ranks
 from magi_attention.integrations._packed_batch import refuse_other_samples
 from magi_attention.plan import BoundPlan
@@ -162,6 +163,7 @@ def mask(
         mask_function=mask_function, attention_mask=attention_mask, local_size=local_size,
         use_vmap=use_vmap, **others,
     )  # fmt: skip
+    _route_callers()
     implementation = getattr(others.get("config"), "_attn_implementation", None)
     if ALL_ATTENTION_FUNCTIONS.get(implementation, attention) is not attention:  # another took it
         return sdpa_mask(**arguments)
@@ -173,6 +175,16 @@ def mask(
     if hides is None and local_size is None and mask_function is causal_mask_function:
         return None
     return PendingMask(arguments, hides, local_size)
+
+
+@torch.compiler.assume_constant_result
+def _route_callers() -> None:
+    """Routes the recurrent layers of the model that is called with a plan, as masks are made before
+    its layers are called.
+    """
+    found = calling_model()
+    if found is not None:
+        route(found[0])
 
 
 def _hidden_by(attention_mask: torch.Tensor | None) -> str | None:

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that a rank fetches of others, and whose gradients go back to their owners."""
+
+from __future__ import annotations
+
+import torch
+
+from magi_attention._native.vtable import CAST, SUM
+from magi_attention.common._derivatives import refuse_second_derivative
+from magi_attention.plan import BoundPlan
+
+
+
+class RowFetch:
+    """One move of rows under a bound plan: owned has (receiver, first own row, rows), needed has
+    (owner, first place, rows), see Communicator.exchange. name: what ranks compare of it.
+    """
+
+    def __init__(
+        self,
+        bound: BoundPlan,
+        name: str,
+        owned: list[tuple[int, int, int]],
+        needed: list[tuple[int, int, int]],
+    ) -> None:
+        self._rows, self._name = bound.rows, name
+        self._owned, self._needed = owned, needed
+        self.count = sum(rows for _, _, rows in needed)
+
+    def move(self, kind: int, x: torch.Tensor, rows: int | None = None) -> torch.Tensor:
+        """The rows that come where each rank gives x, `rows` of them, None: count."""
+        found = x.new_zeros((self.count if rows is None else rows, x.shape[1]))
+        self._rows.exchange(self._name, kind, x.contiguous(), found, self._owned, self._needed)
+        return found
+
+
+class _Fetch(torch.autograd.Function):
+    """anchor: makes the result have a gradient where that of x has none on this rank, but on
+    others, as all take part in moving it.
+    """
+
+    @staticmethod
+    def forward(ctx, x, anchor, fetch: RowFetch):
+        ctx.fetch, ctx.rows = fetch, x.shape[0]
+        return fetch.move(CAST, x)
+
+    @staticmethod
+    def backward(ctx, dx):
+        refuse_second_derivative("a recurrent layer")
+        return ctx.fetch.move(SUM, dx, ctx.rows), None, None
+
+
+class _Tie(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out, fetched):
+        ctx.shape = fetched.shape
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx, dout):
+        return dout, dout.new_zeros(ctx.shape)
+
+
+
+def fetch_rows(
+    fetch: RowFetch, x: torch.Tensor, inputs: tuple[torch.Tensor, ...]
+) -> torch.Tensor:
+    """x [own rows, width], made of inputs -> the fetched rows [fetch.count, width]. Collective over
+    ranks. Gradients of a row that several ranks fetch are added in the order of the ranks.
+    """
+    anchor = next((one for one in inputs if one.requires_grad), inputs[0])
+    return _Fetch.apply(x, anchor, fetch)
+
+
+def tied(out: torch.Tensor, fetched: torch.Tensor) -> torch.Tensor:
+    """out, whose backward moves the gradients of the fetched rows in any case, as other ranks wait
+    for them, and before all that comes before the layer, so that ranks move in one order.
+    """
+    return _Tie.apply(out, fetched)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runs of a bound plan on one rank: which states and which rows before them they need, who has
+these, and who needs what this rank has.
+"""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from dataclasses import dataclass
+
+import torch
+
+from magi_attention.common._runs import Run
+from magi_attention.plan import BoundPlan
+from magi_attention.recurrent._rows import RowFetch
+
+_NONE = -1
+_tables: weakref.WeakKeyDictionary[BoundPlan, RunTable] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Level:
+    """Runs of one depth, whose parents are runs of the level before.
+
+    summaries: their summaries' places among own and fetched ones; parents: the places of their
+    parents' states in the level before; starts: for each own run that starts from a state of the
+    level before, the run and the place of that state.
+    """
+
+    summaries: torch.Tensor
+    parents: torch.Tensor
+    starts: tuple[tuple[int, int], ...]
+
+
+class RunTable:
+    """The own runs of a rank, in the order of its rows, and what they need of others.
+
+    lengths: rows of each own run; the padding, if there is one, is a last run of its own.
+    is_root: whether a run starts without a state; has_heirs: whether others start from its end.
+    """
+
+    def __init__(self, bound: BoundPlan) -> None:
+        self.bound = bound
+        runs = [(owner, run) for owner in range(bound.plan.cp_size) for run in bound.plan.runs(owner)]
+        self._runs = [run for _, run in runs]
+        self._owners = [owner for owner, _ in runs]
+        ranks = range(bound.plan.cp_size + 1)
+        self._first_of = [bisect.bisect_left(self._owners, owner) for owner in ranks]
+        self._local_begins = self._places_of_runs()
+        order = sorted(range(len(runs)), key=lambda i: self._runs[i].begin)
+        self._in_order, self._begins = order, [self._runs[i].begin for i in order]
+        self._parents = [self._run_of(run.parent) for run in self._runs]
+        self.own = range(self._first_of[bound.rank], self._first_of[bound.rank + 1])
+        self.lengths = [self._runs[i].end - self._runs[i].begin for i in self.own]
+        padding = bound.local_rows - sum(self.lengths)
+        self.is_root = [self._parents[i] == _NONE for i in self.own]
+        heirs = set(self._parents)
+        self.has_heirs = [i in heirs for i in self.own]
+        if padding:
+            self.lengths.append(padding)
+            self.is_root.append(True)
+            self.has_heirs.append(False)
+        self._halos: dict[int, tuple[RowFetch, torch.Tensor]] = {}
+        self.summaries, self.levels = self._plan_states()
+        # Of any rank, as all of them take part in an exchange.
+        self.moves_states = any(parent != _NONE for parent in self._parents)
+
+    def _places_of_runs(self) -> list[int]:
+        """For each run, its first row among those of its owner."""
+        places, at = [], 0
+        for i, (begin, end, _) in enumerate(self._runs):
+            at = 0 if i in self._first_of else at
+            places.append(at)
+            at += end - begin
+        return places
+
+    def _run_of(self, row: int) -> int:
+        """The number of the run that holds a row."""
+        return _NONE if row < 0 else self._in_order[bisect.bisect_right(self._begins, row) - 1]
+
+    def _ancestors_of_rank(self, rank: int) -> list[int]:
+        """Runs whose ends the runs of a rank start from, and those that these do, in the order of
+        the owners and of their rows.
+        """
+        found: set[int] = set()
+        for run in range(self._first_of[rank], self._first_of[rank + 1]):
+            at = self._parents[run]
+            while at != _NONE and at not in found:
+                found.add(at)
+                at = self._parents[at]
+        return sorted(found)
+
+    def _plan_states(self) -> tuple[RowFetch, list[Level]]:
+        """The fetch of summaries of others, and the levels in which states are made of them."""
+        rank, first = self.bound.rank, self.own.start
+        owned = [
+            (receiver, run - first, 1)
+            for receiver in range(self.bound.plan.cp_size)
+            if receiver != rank
+            for run in self._ancestors_of_rank(receiver)
+            if run in self.own
+        ]
+        needed = self._ancestors_of_rank(rank)
+        place = {run: run - first for run in self.own}
+        records = []
+        for run in needed:
+            if run not in self.own:
+                place[run] = len(self.own) + len(records)
+                records.append((self._owners[run], len(records), 1))
+        fetch = RowFetch(self.bound, "states of runs", owned, records)
+        return fetch, self._levels(needed, place)
+
+    def _levels(self, needed: list[int], place: dict[int, int]) -> list[Level]:
+        depths = {}
+        for run in sorted(needed, key=lambda run: self._runs[run].begin):
+            depths[run] = depths.get(self._parents[run], -1) + 1
+        members = [[] for _ in range(max(depths.values(), default=-1) + 1)]
+        for run, depth in depths.items():
+            members[depth].append(run)
+        levels = []
+        for depth, runs in enumerate(members):
+            before = {run: i for i, run in enumerate(members[depth - 1])} if depth else {}
+            at = {run: i for i, run in enumerate(runs)}
+            starts = tuple(
+                (own - self.own.start, at[self._parents[own]])
+                for own in self.own
+                if self._parents[own] in at
+            )
+            levels.append(
+                Level(
+                    _host([place[run] for run in runs]),
+                    _host([before[self._parents[run]] for run in runs] if depth else []),
+                    starts,
+                )
+            )
+        return levels
+
+    def halo(self, width: int) -> tuple[RowFetch, torch.Tensor]:
+        """For a convolution that looks at `width` rows before each: the fetch of those of other
+        ranks, and int64 [own runs, width], in the order of the sequence, the place of each among
+        own rows, those that are fetched and, behind these, one row of zeros.
+        """
+        if width not in self._halos:
+            self._halos[width] = self._plan_halo(width)
+        return self._halos[width]
+
+    def rows_known(self, width: int) -> list[int]:
+        """How many rows there are before each own run, `width` of them at most."""
+        before = self._rows_before(self.bound.rank, width)
+        known = [sum(row >= 0 for row in of_run) for of_run in before]
+        return known + [0] * (len(self.lengths) - len(known))
+
+    def _plan_halo(self, width: int) -> tuple[RowFetch, torch.Tensor]:
+        size, rank = self.bound.plan.cp_size, self.bound.rank
+        wanted = [self._rows_before(i, width) for i in range(size)]
+        owned = [
+            (receiver, self._local_row(row), 1)
+            for receiver in range(size)
+            if receiver != rank
+            for row in _of_others(wanted[receiver], receiver, self._owner_of)
+            if self._owner_of(row) == rank
+        ]
+        of_others = _of_others(wanted[rank], rank, self._owner_of)
+        records = [(self._owner_of(row), i, 1) for i, row in enumerate(of_others)]
+        rows = self.bound.local_rows
+        place = {row: rows + i for i, row in enumerate(of_others)}
+        zero = rows + len(of_others)
+        index = [
+            [
+                zero if row < 0 else place[row] if row in place else self._local_row(row)
+                for row in of_run
+            ]
+            for of_run in wanted[rank]
+        ]
+        index += [[zero] * width] * (len(self.lengths) - len(index))
+        table = torch.tensor(index, dtype=torch.int64, device="cpu").view(len(index), width)
+        return RowFetch(self.bound, f"{width} rows before runs", owned, records), table
+
+    def _rows_before(self, rank: int, width: int) -> list[list[int]]:
+        """For each run of a rank, the rows that come before it, -1 where there are none."""
+        found = []
+        for run in self._runs[self._first_of[rank] : self._first_of[rank + 1]]:
+            rows, row = [], run.parent
+            while len(rows) < width and row >= 0:
+                rows.append(row)
+                holder = self._runs[self._run_of(row)]
+                row = row - 1 if row > holder.begin else holder.parent
+            found.append([-1] * (width - len(rows)) + rows[::-1])
+        return found
+
+    def _owner_of(self, row: int) -> int:
+        return self._owners[self._run_of(row)]
+
+    def _local_row(self, row: int) -> int:
+        """The place of a row among those of its owner, which are in the order of the sequence."""
+        run = self._run_of(row)
+        return self._local_begins[run] + row - self._runs[run].begin
+
+
+def _of_others(wanted: list[list[int]], rank: int, owner_of) -> list[int]:
+    """The rows of other ranks among those, in the order of the owners and of the sequence."""
+    rows = {row for of_run in wanted for row in of_run if row >= 0}
+    return [row for _, row in sorted((owner_of(row), row) for row in rows) if owner_of(row) != rank]
+
+
+def _host(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
+
+
+def table_of(bound: BoundPlan) -> RunTable:
+    """The table of a bound plan, made at its first recurrent layer."""
+    table = _tables.get(bound)
+    if table is None:
+        table = _tables[bound] = RunTable(bound)
+    return table

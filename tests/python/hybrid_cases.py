@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of transformers with recurrent layers beside attention, in float64 throughout: packed
+documents and prefix trees over ranks against one process for each document or sample.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import types
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+import model_zoo as zoo
+from magi_attention import Plan
+from magi_attention.integrations import packed
+from magi_attention.integrations._model_plans import heads_of
+
+FAMILIES = (
+    "qwen3_next", "qwen3_5", "qwen4_exp", "nemotron_h", "granitemoehybrid", "bamba", "jamba",
+    "lfm2", "lfm3", "minimax", "olmo_hybrid", "bailing_hybrid", "zamba", "recurrent_gemma", "zaya",
+    "kimi_linear", "falcon_h1", "zamba2", "lfm2_moe",
+)  # fmt: skip
+# Families of the gated delta rule and of Mamba-2.
+OF_TREES = (
+    "qwen3_next", "qwen3_5", "olmo_hybrid", "nemotron_h", "granitemoehybrid", "bamba", "falcon_h1",
+    "zamba2",
+)  # fmt: skip
+TOLERANCE = 1e-9
+_NODES, _PATHS = [9, 20, 12, 20], [[0, 1], [0, 2, 3], [0, 2]]
+
+
+class _Wide(types.ModuleType):
+    """torch, whose float32 is float64."""
+
+    def __init__(self) -> None:
+        super().__init__("torch")
+        self.float32 = self.float = torch.float64
+
+    def __getattr__(self, name: str):
+        return getattr(torch, name)
+
+
+@contextlib.contextmanager
+def float64(model: torch.nn.Module) -> Iterator[None]:
+    """Widens what the model's own code rounds to float32, so that orders of sums do not show."""
+    scopes = [vars(sys.modules[name]) for name in {type(m).__module__ for m in model.modules()}]
+    scopes = [scope for scope in scopes if scope["__name__"].startswith("transformers.models")]
+    narrow = torch.Tensor.float
+    scans = [type(m)._rnn_scan for m in model.modules() if hasattr(type(m), "_rnn_scan")]
+    try:
+        torch.Tensor.float = torch.Tensor.double
+        for scan in scans:
+            inspect.unwrap(scan).__defaults__ = (torch.float64,)
+        for scope in scopes:
+            scope["torch"] = _Wide()
+        yield
+    finally:
+        torch.Tensor.float = narrow
+        for scope in scopes:
+            scope["torch"] = torch
+
+
+def _made(family: str, implementation: str) -> torch.nn.Module:
+    model = zoo.make(family)
+    model.set_attn_implementation(implementation)
+    return model
+
+
+def _added(group: dist.ProcessGroup | None, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Gradients of all parameters, added over ranks."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        if group is not None:
+            dist.all_reduce(gradient, group=group)
+        found[name] = gradient
+    return found
+
+
+def _errors(group, model, alone, losses) -> float:
+    found, wanted = _added(group, model), _added(None, alone)
+    return max(_relative(*losses), *(_relative(found[name], wanted[name]) for name in wanted))
+
+
+def _relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    largest = max(wanted.abs().max().item(), 1e-6)  # what sums to 0 exactly is rounded too
+    return (found - wanted).abs().max().item() / largest
+
+
+def documents(
+    group: dist.ProcessGroup | None, family: str, placement: str, change: str | None = None
+) -> float:
+    """The largest relative error of logits, loss and gradients of packed documents. change: what a
+    training does with the model besides, "checkpointed" or "compiled".
+    """
+    zoo.ours.register()
+    model, alone = _made(family, "magi"), _made(family, "eager")
+    ids, labels, positions = zoo.labelled()
+    ranks = 1 if group is None else dist.get_world_size(group)
+    with float64(model):
+        wanted = [alone(input_ids=x, use_cache=False).logits[0] for x in ids.split(zoo.DOCUMENTS, 1)]
+        wanted = torch.cat(wanted)
+        expected = zoo.loss_of_tokens(wanted)
+        expected.backward()
+        plans = _plans(model, ranks, placement, group)
+        first = next(iter(plans.values())) if isinstance(plans, dict) else plans
+        local = zoo.ours.shard(first, ids, None, positions, model)
+        shifted = first.dispatch(labels[0].roll(-1), -100)
+        call = _changed(model, change)
+        logits = call(**{**local, "magi_plan": plans}).logits[0]
+        loss = cross_entropy(logits, shifted, ignore_index=-100, reduction="sum") / zoo.TOKENS
+        loss.backward()
+    error = _relative(first.undispatch(logits.detach()), wanted.detach())
+    loss = loss.detach()
+    if group is not None:
+        dist.all_reduce(loss, group=group)
+    return max(error, _errors(group, model, alone, (loss, expected.detach())))
+
+
+def _changed(model: torch.nn.Module, change: str | None):
+    """What is called in place of the model."""
+    if change == "compiled":
+        return torch.compile(model, backend="aot_eager")
+    if change == "checkpointed":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+    return model
+
+
+def _plans(model, ranks: int, placement: str, group):
+    """Plans of the packed documents, one for each type of attention that differs."""
+    config = zoo.config_of(model)
+    spec = packed.AttnMaskSpec.varlen(zoo.DOCUMENTS)
+    heads = dict(zip(("num_heads_q", "num_heads_kv", "head_dim"), heads_of(model)))
+    whole = Plan.from_ranges(
+        *spec.ranges(), spec.total_seqlen, cp_size=ranks, placement=placement, **heads
+    )
+    if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
+        return whole.bind(group)
+    window = packed.AttnMaskSpec.varlen(
+        zoo.DOCUMENTS, window_size=(config.sliding_window - 1, 0)
+    ).ranges()
+    narrow = Plan.from_ranges(*window, spec.total_seqlen, cp_size=ranks, on=whole, **heads)
+    return {"sliding_attention": narrow.bind(group), "full_attention": whole.bind(group)}
+
+
+def tree(group: dist.ProcessGroup | None, family: str) -> float:
+    """The largest relative error of loss and gradients of samples that share prefixes."""
+    zoo.ours.register()
+    of_samples = packed.PrefixTree(_NODES, _PATHS)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, zoo.VOCABULARY, (1, sum(_NODES)), generator=generator)
+    model, alone = _made(family, "magi"), _made(family, "eager")
+    with float64(model):
+        local, _ = packed.magi_prepare_prefix_tree(model, {"input_ids": ids}, of_samples, group)
+        labels, weights = local.pop("labels"), local.pop("loss_weights")
+        loss = packed.branch_loss(model(**local).logits, labels, weights)
+        loss.backward()
+        expected = torch.zeros((), dtype=torch.float64)
+        for ranges in of_samples.sample_token_ranges:
+            sample = torch.cat([ids[:, begin:end] for begin, end in ranges], 1)
+            logits = alone(input_ids=sample, use_cache=False).logits[0, :-1]
+            expected = expected + cross_entropy(logits, sample[0, 1:], reduction="sum")
+        expected.backward()
+    loss = loss.detach()
+    if group is not None:
+        dist.all_reduce(loss, group=group)
+    packed.set_active_plan(None)
+    return _errors(group, model, alone, (loss, expected.detach()))
