@@ -32,7 +32,7 @@ def test_alone():
 @pytest.mark.parametrize(
     "model_type, pattern",
     [
-        ("qwen3_next", "Qwen3NextForCausalLM has layers of type 'linear_attention'"),
+        ("axk2", "AXK2ForCausalLM has layers of type 'indexed_attention'"),
         ("mamba", "MambaForCausalLM takes no position_ids"),
         ("bloom", "BloomForCausalLM attends through 'eager'"),
         ("bart", "BartForCausalLM takes no position_ids"),

@@ -1,33 +1,260 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recurrent layers and convolutions under plans, and the runs that plans come to."""
+"""Recurrent layers and convolutions under plans against loops over rows in float64, and the runs
+that plans come to.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 
-import recurrent_cases as cases
 from magi_attention import Plan, masks, recurrent
+from magi_attention.common.ranges import AttnRanges
+from magi_attention.errors import CommError
+from ranks import over, refuses
 
-SEEDS = range(6)
-
-
-def test_alone():
-    cases.all_agree(None, range(20))
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_over_ranks(ranks, size):
-    ranks.run(size, cases.all_agree, SEEDS)
+_HEADS, _KEY_DIM, _DIM, _CHANNELS = 2, 4, 6, 5
+TOLERANCE = 1e-10
 
 
-def test_differing_plans(ranks):
-    ranks.run(2, cases.differing_plans)
+class Layer(NamedTuple):
+    """A layer: inputs of so many rows and parameters, by a generator; itself; and what a row gives
+    of its inputs, the parameters and the state before it (None: a document begins), with the next.
+    """
+
+    draw: Callable
+    under: Callable
+    step: Callable
+
+
+def _delta_step(row, parameters, state):
+    q, k, v, g, beta = row
+    state = k.new_zeros(_HEADS, _KEY_DIM, _DIM) if state is None else state
+    state = g.view(_HEADS, -1, 1).exp() * state
+    seen = torch.einsum("hd,hde->he", k, state)
+    state = state + torch.einsum("hd,he->hde", k, beta[:, None] * (v - seen))
+    return torch.einsum("hd,hde->he", q, state) * _KEY_DIM**-0.5, state
+
+
+def _mamba2_step(row, parameters, state):
+    x, dt, b, c = row
+    decay, skip = parameters
+    state = 0 if state is None else state
+    state = (dt * decay).exp()[:, None, None] * state
+    state = state + torch.einsum("hd,n->hdn", dt[:, None] * x, b[0])
+    return torch.einsum("hdn,n->hd", state, c[0]) + skip[:, None] * x, state
+
+
+def _mamba1_step(row, parameters, state):
+    x, dt, b, c = row
+    decay, skip = parameters
+    state = 0 if state is None else state
+    state = (dt[:, None] * decay).exp() * state + (dt * x)[:, None] * b
+    return state @ c + skip * x, state
+
+
+def _lightning_step(row, parameters, state):
+    q, k, v = row
+    state = 0 if state is None else state
+    state = parameters[0].exp()[:, None, None] * state + torch.einsum("hd,he->hde", k, v)
+    return torch.einsum("hd,hde->he", q, state), state
+
+
+def _rg_lru_step(row, parameters, state):
+    x, log_a = row
+    state = x if state is None else log_a.exp() * state + x
+    return state, state
+
+
+def _conv_step(row, parameters, state):
+    (x,), (weight, bias) = row, parameters
+    before = [] if state is None else state
+    last = [*before, x][-weight.shape[1] :]
+    taps = weight.T[weight.shape[1] - len(last) :]
+    out = bias + sum(tap * seen for tap, seen in zip(taps, last))
+    return torch.nn.functional.silu(out), last
+
+
+def _delta_inputs(normal, rows, gate_dim):
+    key = normal(rows, _HEADS, _KEY_DIM)
+    key = key / key.norm(dim=-1, keepdim=True)
+    gate = -normal(rows, _HEADS, *gate_dim).abs()
+    value, beta = normal(rows, _HEADS, _DIM), normal(rows, _HEADS).sigmoid()
+    return [normal(rows, _HEADS, _KEY_DIM), key, value, gate, beta], []
+
+
+def _mamba2_inputs(normal, rows):
+    inputs = [normal(rows, _HEADS, _DIM), normal(rows, _HEADS).abs()]
+    inputs += [normal(rows, 1, _KEY_DIM) for _ in range(2)]
+    return inputs, [-normal(_HEADS).abs(), normal(_HEADS)]
+
+
+def _mamba1_inputs(normal, rows):
+    inputs = [normal(rows, _CHANNELS), normal(rows, _CHANNELS).abs()]
+    inputs += [normal(rows, _KEY_DIM) for _ in range(2)]
+    return inputs, [-normal(_CHANNELS, _KEY_DIM).abs(), normal(_CHANNELS)]
+
+
+def _mamba(layer):
+    def under(plan, inputs, parameters):
+        x, dt, b, c = inputs
+        return layer(plan, x, dt, parameters[0], b, c, parameters[1])
+
+    return under
+
+
+LAYERS = {
+    "gated_delta_rule": Layer(
+        lambda normal, rows: _delta_inputs(normal, rows, ()),
+        lambda plan, inputs, _: recurrent.gated_delta_rule(plan, *inputs),
+        _delta_step,
+    ),
+    "kda": Layer(
+        lambda normal, rows: _delta_inputs(normal, rows, (_KEY_DIM,)),
+        lambda plan, inputs, _: recurrent.kda(plan, *inputs),
+        _delta_step,
+    ),
+    "mamba2": Layer(_mamba2_inputs, _mamba(recurrent.mamba2), _mamba2_step),
+    "mamba1": Layer(_mamba1_inputs, _mamba(recurrent.mamba1), _mamba1_step),
+    "lightning": Layer(
+        lambda normal, rows: (
+            [normal(rows, _HEADS, dim) for dim in (_KEY_DIM, _KEY_DIM, _DIM)],
+            [-normal(_HEADS).abs()],
+        ),
+        lambda plan, inputs, parameters: recurrent.lightning(plan, *inputs, *parameters),
+        _lightning_step,
+    ),
+    "rg_lru": Layer(
+        lambda normal, rows: ([normal(rows, _CHANNELS), -normal(rows, _CHANNELS).abs()], []),
+        lambda plan, inputs, _: recurrent.rg_lru(plan, *inputs),
+        _rg_lru_step,
+    ),
+    "causal_conv1d": Layer(
+        lambda normal, rows: (
+            [normal(rows, _CHANNELS)], [normal(_CHANNELS, 4), normal(_CHANNELS)],
+        ),
+        lambda plan, inputs, given: recurrent.causal_conv1d(plan, *inputs, *given, "silu"),
+        _conv_step,
+    ),
+}  # fmt: skip
+
+
+def documents(draw: random.Random, rows: int) -> masks.Mask:
+    """Packed causal documents, some of one row."""
+    cuts = sorted(draw.sample(range(1, rows), draw.randint(0, min(6, rows - 1))))
+    return masks.from_cu_seqlens([0, *cuts, rows], causal=True)
+
+
+def tree(draw: random.Random, rows: int) -> masks.Mask:
+    """A prefix tree: every node but the first continues one before it."""
+    cuts = sorted(draw.sample(range(1, rows), draw.randint(1, min(6, rows - 1))))
+    nodes = list(zip([0, *cuts], [*cuts, rows]))
+    parents = [-1, *(draw.randrange(i) for i in range(1, len(nodes)))]
+    queries, keys, types = [], [], []
+    for node, parent in zip(nodes, parents):
+        queries.append(node)
+        keys.append(node)
+        types.append("causal")
+        while parent >= 0:
+            queries.append(node)
+            keys.append(nodes[parent])
+            types.append("full")
+            parent = parents[parent]
+    ranges = AttnRanges.from_ranges(queries), AttnRanges.from_ranges(keys)
+    return masks.from_ranges(*ranges, types, rows, rows)
+
+
+def random_plan(seed: int, ranks: int) -> Plan:
+    draw = random.Random(seed)
+    rows = draw.choice((1, 7, 40, 100)) if ranks == 1 else draw.choice((ranks, 40, 100))
+    mask = tree(draw, rows) if rows > 1 and draw.random() < 0.4 else documents(draw, rows)
+    placement = draw.choice(("auto", "contiguous", "zigzag"))
+    return Plan.from_mask(
+        mask, cp_size=ranks, num_heads_q=2, num_heads_kv=1, head_dim=8, placement=placement
+    )
+
+
+def parents_of(plan: Plan) -> list[int]:
+    """By row, the last one before it that it sees, asked of every pair."""
+    visible = masks.to_matrix(masks.Mask(plan.handle.mask()))
+    return [
+        max((key for key in range(row) if visible[row, key]), default=-1)
+        for row in range(plan.total_seqlen)
+    ]
+
+
+def by_rows(layer: Layer, inputs, parameters, parents: list[int]) -> torch.Tensor:
+    outs, states = [], {-1: None}
+    for row, parent in enumerate(parents):
+        out, states[row] = layer.step([x[row] for x in inputs], parameters, states[parent])
+        outs.append(out)
+    return torch.stack(outs)
+
+
+def agrees(group: dist.ProcessGroup | None, name: str, seed: int) -> None:
+    """A layer over the ranks of a group is what it is row by row, with all gradients."""
+    ranks = 1 if group is None else dist.get_world_size(group)
+    plan, layer = random_plan(seed, ranks), LAYERS[name]
+    bound, generator = plan.bind(group), torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    given = layer.draw(normal, plan.total_seqlen)
+    inputs, parameters = ([x.requires_grad_() for x in xs] for xs in given)
+    wanted = by_rows(layer, inputs, parameters, parents_of(plan))
+    weights = normal(*wanted.shape)
+    leaves = [*inputs, *parameters]
+    gradients = torch.autograd.grad((wanted * weights).sum(), leaves, materialize_grads=True)
+    local = [bound.dispatch(x.detach()).requires_grad_() for x in inputs]
+    found = layer.under(bound, local, parameters)
+    error = (bound.undispatch(found.detach()) - wanted).abs().max()
+    assert error <= TOLERANCE, f"seed {seed}: {name} over {ranks} ranks differs by {error:.3g}"
+    weighed = (found * bound.dispatch(weights))[: bound.rows.num_valid].sum()
+    own = torch.autograd.grad(weighed, [*local, *parameters], materialize_grads=True)
+    for place, (gradient, whole) in enumerate(zip(own, gradients)):
+        if place < len(inputs):
+            gradient = bound.undispatch(gradient)
+        elif group is not None:
+            dist.all_reduce(gradient, group=group)
+        error = (gradient - whole).abs().max() / max(1.0, whole.abs().max())
+        assert error <= TOLERANCE, f"seed {seed}: gradient {place} of {name}: {error:.3g}"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_alone(seed):
+    for name in LAYERS:
+        agrees(None, name, seed)
+
+
+@over(2, 3, 4)
+@pytest.mark.parametrize("name", LAYERS)
+def test_over_ranks(group, name):
+    for seed in range(6):
+        agrees(group, name, seed)
+
+
+@over(2)
+def test_differing_plans(group):
+    """Ranks whose plans differ are told by the exchange."""
+    first = 20 + dist.get_rank(group)
+    mask = masks.from_cu_seqlens([0, first, 64], causal=True)
+    sizes = dict(cp_size=2, num_heads_q=2, num_heads_kv=1, head_dim=8)
+    bound = Plan.from_mask(mask, placement="contiguous", **sizes).bind(group)
+    ones = torch.ones(bound.local_rows, 3)
+    refuses(lambda: recurrent.rg_lru(bound, ones, -ones), CommError, "")
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_runs(seed):
     """Runs hold every row once, follow each other, and come after what a row sees last."""
-    plan = cases.random_plan(seed, 1 + seed % 4)
-    parents = cases.parents_of(plan)
+    plan = random_plan(seed, 1 + seed % 4)
+    parents = parents_of(plan)
     ends, rows = set(), []
     runs = [plan.runs(rank) for rank in range(plan.cp_size)]
     for run in (run for of_rank in runs for run in of_rank):

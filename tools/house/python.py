@@ -24,7 +24,7 @@ LEVELS = (
     ("rows",),
     ("config", "functional", "masks", "tracing"),
     ("_attention", "plan"),
-    ("compat", "plan_memory"),
+    ("compat", "plan_memory", "recurrent"),
     ("_doctor", "api"),
     ("integrations", PACKAGE),
     ("__main__",),

@@ -23,8 +23,10 @@ _ATTENTION_LAYERS = {
 # And those that magi_attention.recurrent serves, alone or beside attention.
 _MIXING_LAYERS = {*UNATTENDED_LAYERS, "hybrid", "hybrid_sliding"}
 # Modules that compute over rows in the order in which a rank holds them.
-_MIXERS = re.compile(r"Mamba|Recurrent(?!Gemma)|RecurrentBlock|LinearAttention|LightningAttention|DeltaNet|DeltaAttention|"
-                     r"ShortConv|RgLru|Rwkv|LSTM|SSM|Indexer|Compressor|Pooler")  # fmt: skip
+_MIXERS = re.compile(
+    r"Mamba|Recurrent(?!Gemma)|RecurrentBlock|LinearAttention|LightningAttention|DeltaNet|"
+    r"DeltaAttention|ShortConv|RgLru|Rwkv|LSTM|SSM|Indexer|Compressor|Pooler"
+)
 _HOLDERS = re.compile(r"(Layer|Model|ForCausalLM|ForConditionalGeneration)$")
 _MIXING = (torch.nn.Conv1d, torch.nn.RNNBase, torch.nn.modules.batchnorm._NormBase)
 _OTHER_TOWERS = re.compile(r"vision|visual|image|audio|speech|perceiver|resampler|qformer|vq")

@@ -15,9 +15,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from magi_attention import recurrent
 from magi_attention.integrations._bound import PLANS, bound_of
 from magi_attention.integrations._model_calls import PLAN_KEYWORD, is_plan_in_force, plan_in_force
+from magi_attention.recurrent import (
+    causal_conv1d,
+    gated_delta_rule,
+    kda,
+    lightning,
+    mamba1,
+    mamba2,
+    rg_lru,
+    windows,
+)
 
 _SERVED = "_serves_plans"  # of a function that has been routed
 _routed_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -27,15 +36,15 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     """[1, rows, ...] -> [rows, ...]; ValueError for a batch, which a plan has packed."""
     if x.shape[0] != 1:
         raise ValueError(
-            f"the batch is {x.shape[0]} sequences; allowed: 1 with {PLAN_KEYWORD}, sequences packed "
-            "one after the other"
+            f"the batch is {x.shape[0]} sequences; allowed: 1 with {PLAN_KEYWORD}, which packs "
+            "sequences one after the other"
         )
     return x[0]
 
 
 def _conv(bound, hidden_states, weight, bias=None, activation=None, **others):
     rows = _rows(hidden_states).T
-    return recurrent.causal_conv1d(bound, rows, weight, bias, activation).T.unsqueeze(0)
+    return causal_conv1d(bound, rows, weight, bias, activation).T.unsqueeze(0)
 
 
 def _normed(x: torch.Tensor, divides: bool) -> torch.Tensor:
@@ -70,7 +79,7 @@ def _mamba2(
     dt = _softplus_of(_rows(dt), dt_bias, dt_softplus).clamp(*dt_limit)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
     x = _rows(hidden_states).to(wide)
-    out = recurrent.mamba2(bound, x, dt, A, _rows(B), _rows(C), D).unsqueeze(0)
+    out = mamba2(bound, x, dt, A, _rows(B), _rows(C), D).unsqueeze(0)
     return (out, None) if return_final_states else out
 
 
@@ -80,7 +89,7 @@ def _mamba1(
 ):  # fmt: skip
     dt = _softplus_of(_rows(dt).T, delta_bias, delta_softplus)
     x = _rows(hidden_states).T
-    out = recurrent.mamba1(bound, x, dt, A, _rows(B).T, _rows(C).T, D).T.unsqueeze(0)
+    out = mamba1(bound, x, dt, A, _rows(B).T, _rows(C).T, D).T.unsqueeze(0)
     out = out if z is None else out * F.silu(z)
     return (out, None) if return_last_state else out
 
@@ -92,8 +101,8 @@ def _no_fused_kernel(bound, *args, **others) -> None:
 # By the names under which modeling modules have them.
 _FUNCTIONS: dict[str, Callable] = {
     "causal_conv1d_fn": _conv,
-    "torch_chunk_gated_delta_rule": _delta(recurrent.gated_delta_rule, divides=False),
-    "chunk_kimi_delta_attention": _delta(recurrent.kda, divides=True),
+    "torch_chunk_gated_delta_rule": _delta(gated_delta_rule, divides=False),
+    "chunk_kimi_delta_attention": _delta(kda, divides=True),
     "mamba2_chunk_scan": _mamba2,
     "mamba2_split_conv1d_scan_combined": _no_fused_kernel,
     "mamba_selective_scan": _mamba1,
@@ -106,7 +115,7 @@ def _minimax(theirs, bound, module, hidden_states, *args, **others):
     qkv = module.act_fn(module.qkv_proj(hidden_states))
     heads = qkv.unflatten(-1, (module.num_attention_heads, 3 * module.head_dim))
     q, k, v = (_rows(x) for x in heads.split(module.head_dim, -1))
-    out = recurrent.lightning(bound, q, k, v, -module.slope_rate.flatten())
+    out = lightning(bound, q, k, v, -module.slope_rate.flatten())
     out = module.norm(out.flatten(1).unsqueeze(0))
     gate = torch.sigmoid(module.output_gate(hidden_states))
     return module.out_proj(gate * out), None
@@ -116,7 +125,7 @@ def _griffin_scan(theirs, bound, module, hidden_states, recurrent_gate, *args, *
     """RecurrentGemmaRglru._rnn_scan; runs begin where it would reset."""
     gate = _rows(recurrent_gate)
     smallest = torch.finfo(gate.dtype).tiny
-    out = recurrent.rg_lru(bound, _rows(hidden_states), gate.clamp_min(smallest).log())
+    out = rg_lru(bound, _rows(hidden_states), gate.clamp_min(smallest).log())
     return out.unsqueeze(0), None
 
 
@@ -131,7 +140,7 @@ def _griffin(theirs, bound, module, input_states, position_ids, *args, **others)
 def _zaya(theirs, bound, module, hidden_states, cache=None, conv_mask=None):
     """ZayaCCAProjection.forward, whose convolutions look at few rows before each."""
     width = module.conv_kernel_size
-    parts = recurrent.windows(
+    parts = windows(
         bound, _rows(hidden_states), width, lambda x: theirs(module, x.unsqueeze(0), None)
     )
     return tuple(torch.cat(part, 1) for part in zip(*parts))
@@ -140,14 +149,14 @@ def _zaya(theirs, bound, module, hidden_states, cache=None, conv_mask=None):
 def _ngrams(theirs, bound, module, input_ids, cache=None):
     """Qwen4ExpTextNGramEmbedding.forward, which looks at few tokens before each."""
     ids, width = _rows(input_ids).unsqueeze(1), module.context_len
-    parts = recurrent.windows(bound, ids, width, lambda x: (theirs(module, x.T, None),))
+    parts = windows(bound, ids, width, lambda x: (theirs(module, x.T, None),))
     return torch.cat([part for (part,) in parts], 1)
 
 
 def _dilated_conv(theirs, bound, module, hidden_states, cache=None):
     """Qwen4ExpTextPLELayer._short_conv."""
     rows, width = _rows(hidden_states), module.short_conv_state_len
-    parts = recurrent.windows(bound, rows, width, lambda x: (theirs(module, x.unsqueeze(0), None),))
+    parts = windows(bound, rows, width, lambda x: (theirs(module, x.unsqueeze(0), None),))
     return torch.cat([part for (part,) in parts], 1)
 
 
@@ -184,6 +193,7 @@ def route(model: torch.nn.Module) -> None:
         for (owner, name), ours in _METHODS.items():
             if owner == kind.__name__ and not hasattr(getattr(kind, name), _SERVED):
                 setattr(kind, name, _routed_method(getattr(kind, name), ours))
+
 
 @torch.compiler.disable  # a layer is exchanges and kernels of its own
 def _under_plan(ours: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -4,6 +4,7 @@ of this rank, and gives the rows of this rank. Documents start from a state of z
 prefix tree from the state at the end of their prefix.
 """
 
+from magi_attention.common._runs import Run
 from magi_attention.recurrent._layers import (
     causal_conv1d,
     gated_delta_rule,
@@ -17,6 +18,6 @@ from magi_attention.recurrent._layers import (
 from magi_attention.recurrent._recurrence import Recurrence, recur
 
 __all__ = [
-    "Recurrence", "causal_conv1d", "gated_delta_rule", "kda", "lightning", "mamba1", "mamba2",
-    "recur", "rg_lru", "windows",
+    "Recurrence", "Run", "causal_conv1d", "gated_delta_rule", "kda", "lightning", "mamba1",
+    "mamba2", "recur", "rg_lru", "windows",
 ]  # fmt: skip

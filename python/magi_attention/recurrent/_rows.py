@@ -10,7 +10,6 @@ from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.plan import BoundPlan
 
 
-
 class RowFetch:
     """One move of rows under a bound plan: owned has (receiver, first own row, rows), needed has
     (owner, first place, rows), see Communicator.exchange. name: what ranks compare of it.
@@ -61,10 +60,7 @@ class _Tie(torch.autograd.Function):
         return dout, dout.new_zeros(ctx.shape)
 
 
-
-def fetch_rows(
-    fetch: RowFetch, x: torch.Tensor, inputs: tuple[torch.Tensor, ...]
-) -> torch.Tensor:
+def fetch_rows(fetch: RowFetch, x: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """x [own rows, width], made of inputs -> the fetched rows [fetch.count, width]. Collective over
     ranks. Gradients of a row that several ranks fetch are added in the order of the ranks.
     """

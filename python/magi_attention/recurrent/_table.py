@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from magi_attention.common._runs import Run
 from magi_attention.plan import BoundPlan
 from magi_attention.recurrent._rows import RowFetch
 
@@ -42,10 +41,11 @@ class RunTable:
 
     def __init__(self, bound: BoundPlan) -> None:
         self.bound = bound
-        runs = [(owner, run) for owner in range(bound.plan.cp_size) for run in bound.plan.runs(owner)]
+        plan = bound.plan
+        runs = [(owner, run) for owner in range(plan.cp_size) for run in plan.runs(owner)]
         self._runs = [run for _, run in runs]
         self._owners = [owner for owner, _ in runs]
-        ranks = range(bound.plan.cp_size + 1)
+        ranks = range(plan.cp_size + 1)
         self._first_of = [bisect.bisect_left(self._owners, owner) for owner in ranks]
         self._local_begins = self._places_of_runs()
         order = sorted(range(len(runs)), key=lambda i: self._runs[i].begin)
@@ -103,7 +103,7 @@ class RunTable:
         ]
         needed = self._ancestors_of_rank(rank)
         place = {run: run - first for run in self.own}
-        records = []
+        records: list[tuple[int, int, int]] = []
         for run in needed:
             if run not in self.own:
                 place[run] = len(self.own) + len(records)
@@ -112,10 +112,10 @@ class RunTable:
         return fetch, self._levels(needed, place)
 
     def _levels(self, needed: list[int], place: dict[int, int]) -> list[Level]:
-        depths = {}
+        depths: dict[int, int] = {}
         for run in sorted(needed, key=lambda run: self._runs[run].begin):
             depths[run] = depths.get(self._parents[run], -1) + 1
-        members = [[] for _ in range(max(depths.values(), default=-1) + 1)]
+        members: list[list[int]] = [[] for _ in range(max(depths.values(), default=-1) + 1)]
         for run, depth in depths.items():
             members[depth].append(run)
         levels = []
@@ -181,7 +181,8 @@ class RunTable:
         """For each run of a rank, the rows that come before it, -1 where there are none."""
         found = []
         for run in self._runs[self._first_of[rank] : self._first_of[rank + 1]]:
-            rows, row = [], run.parent
+            rows: list[int] = []
+            row = run.parent
             while len(rows) < width and row >= 0:
                 rows.append(row)
                 holder = self._runs[self._run_of(row)]

@@ -11,14 +11,18 @@ import sys
 import types
 from collections.abc import Iterator
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
+
+pytest.importorskip("transformers", minversion="5")
 
 import model_zoo as zoo
 from magi_attention import Plan
 from magi_attention.integrations import packed
 from magi_attention.integrations._model_plans import heads_of
+from ranks import over
 
 FAMILIES = (
     "qwen3_next", "qwen3_5", "qwen4_exp", "nemotron_h", "granitemoehybrid", "bamba", "jamba",
@@ -31,6 +35,10 @@ OF_TREES = (
     "zamba2",
 )  # fmt: skip
 TOLERANCE = 1e-9
+# One of each recurrence.
+OF_EACH = (
+    "qwen3_next", "kimi_linear", "bamba", "jamba", "lfm2", "minimax", "recurrent_gemma", "zaya",
+)  # fmt: skip
 _NODES, _PATHS = [9, 20, 12, 20], [[0, 1], [0, 2, 3], [0, 2]]
 
 
@@ -103,7 +111,9 @@ def documents(
     ids, labels, positions = zoo.labelled()
     ranks = 1 if group is None else dist.get_world_size(group)
     with float64(model):
-        wanted = [alone(input_ids=x, use_cache=False).logits[0] for x in ids.split(zoo.DOCUMENTS, 1)]
+        wanted = [
+            alone(input_ids=x, use_cache=False).logits[0] for x in ids.split(zoo.DOCUMENTS, 1)
+        ]
         wanted = torch.cat(wanted)
         expected = zoo.loss_of_tokens(wanted)
         expected.backward()
@@ -125,7 +135,7 @@ def documents(
 def _changed(model: torch.nn.Module, change: str | None):
     """What is called in place of the model."""
     if change == "compiled":
-        return torch.compile(model, backend="aot_eager")
+        return torch.compile(model, backend="eager")
     if change == "checkpointed":
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
@@ -172,3 +182,31 @@ def tree(group: dist.ProcessGroup | None, family: str) -> float:
         dist.all_reduce(loss, group=group)
     packed.set_active_plan(None)
     return _errors(group, model, alone, (loss, expected.detach()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_alone(family):
+    assert documents(None, family, "auto") <= TOLERANCE
+
+
+@over(3)
+@pytest.mark.parametrize("family", OF_EACH)
+def test_over_ranks(group, family):
+    assert documents(group, family, "auto") <= TOLERANCE
+
+
+@over(2)
+def test_checkpointed(group):
+    assert documents(group, "qwen3_next", "contiguous", "checkpointed") <= TOLERANCE
+
+
+@over(2)
+def test_compiled(group):
+    """Graphs keep the model's own float32."""
+    assert documents(group, "qwen3_next", "contiguous", "compiled") <= 1e-5
+
+
+@over(2)
+@pytest.mark.parametrize("family", ["qwen3_next", "bamba"])
+def test_trees(group, family):
+    assert tree(group, family) <= TOLERANCE
