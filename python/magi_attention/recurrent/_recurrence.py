@@ -10,72 +10,161 @@ from typing import Protocol
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from magi_attention._native.vtable import CAST, SUM
+from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.plan import BoundPlan
-from magi_attention.recurrent._rows import fetch_rows, tied
-from magi_attention.recurrent._table import RunTable, table_of
+from magi_attention.recurrent._table import OwnRuns, RunTable, table_of
+
+Tensors = tuple[torch.Tensor, ...]
 
 
-class Recurrence(Protocol):
-    """A layer whose state after a run is affine in the state before it: H_out = A H_in + B. All
-    three are functions that torch differentiates (a torch.autograd.Function, say, with kernels of
-    its own). Rows of zeros, in every input, leave the state as it is.
+class Forward(Protocol):
+    """A forward over the own runs of a rank, in two parts, between which ranks exchange summaries.
+
+    saved: what a backward gets.
     """
 
-    def scan(
-        self, inputs: tuple[torch.Tensor, ...], state: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """inputs [runs, rows, ...] and the states [runs, ...] that they start from -> the results
-        [runs, rows, ...] and the states at the ends.
+    saved: Tensors
+
+    def summary(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """A and B [runs, ...] of the runs that have heirs; those of others are not read."""
+
+    def results(self, states: torch.Tensor | None) -> torch.Tensor:
+        """The results [rows, ...], by the states [runs, ...] that runs start from, None: zeros."""
+
+
+class Backward(Protocol):
+    """The backward of Forward, in two parts, between which ranks exchange gradients of states."""
+
+    def of_starts(self) -> torch.Tensor:
+        """The gradient of each state that a run starts from, [runs, ...], by the run's own results
+        alone; those of roots are not read.
         """
 
-    def transfer(self, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def of_inputs(self, ends: torch.Tensor | None) -> Tensors:
+        """The gradients of the inputs; ends: those of the states at the ends of the runs."""
+
+
+class Recurrence:
+    """A layer whose state after a run is affine in the state before it: H_out = A H_in + B.
+
+    A subclass gives `through` and `zero_state`, and either `scan` and `transfer` in operations that
+    torch differentiates, or `forward` and `backward` with kernels of its own.
+    """
+
+    def scan(self, inputs: Tensors, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """inputs [runs, rows, ...], float32 or wider, and the states [runs, ...] that they start
+        from -> the results [runs, rows, ...] and the states at the ends. Rows of zeros, in every
+        input, leave the state as it is.
+        """
+        raise NotImplementedError
+
+    def transfer(self, inputs: Tensors) -> torch.Tensor:
         """A of each run, [runs, ...]."""
+        raise NotImplementedError
 
     def through(self, transfer: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """A H of each run."""
+        """A H of each run, in operations that torch differentiates."""
+        raise NotImplementedError
 
-    def zero_state(self, inputs: tuple[torch.Tensor, ...], runs: int) -> torch.Tensor:
+    def zero_state(self, inputs: Tensors, runs: int) -> torch.Tensor:
         """The states [runs, ...] from which documents start."""
+        raise NotImplementedError
+
+    def forward(self, inputs: Tensors, runs: OwnRuns) -> Forward:
+        """Begins a forward; inputs [rows, ...], with the rows of one run behind the other's."""
+        return _ScannedForward(self, inputs, runs)
+
+    def backward(
+        self, saved: Tensors, runs: OwnRuns, states: torch.Tensor | None, dout: torch.Tensor
+    ) -> Backward:
+        """Begins the backward of a forward, by what that saved and the states it was given."""
+        return _ScannedBackward(self, saved, runs, states, dout)
 
 
 @torch.compiler.disable
-def recur(
-    plan: BoundPlan, recurrence: Recurrence, inputs: tuple[torch.Tensor, ...]
-) -> torch.Tensor:
+def recur(plan: BoundPlan, recurrence: Recurrence, inputs: Tensors) -> torch.Tensor:
     """The results of a recurrence for this rank's rows; inputs [rows, ...] each, padding included.
 
     Rows of a document that lie on several ranks, or in several places of one, are runs. A run that
     others start from tells its summary (A, B), whose size does not depend on its rows, to the ranks
     that need it; these make the states in the order of the sequence. Collective: one exchange in
-    forward, one in backward.
+    forward, and one in backward, in which gradients of states go the way back.
     """
-    table = table_of(plan)
-    pieces = list(zip(*(x.split(table.lengths) for x in inputs)))
-    outs: list[torch.Tensor] = [inputs[0][:0]] * len(pieces)
-    ends: dict[int, torch.Tensor] = {}
-    roots = [i for i, is_root in enumerate(table.is_root) if is_root]
-    others = [i for i, is_root in enumerate(table.is_root) if not is_root]
-    for group, batch in _batches(pieces, roots):
-        found, last = recurrence.scan(batch, recurrence.zero_state(batch, len(group)))
-        for place, run in enumerate(group):
-            outs[run] = found[place, : table.lengths[run]]
-            ends[run] = last[place]
-    transfers: dict[int, torch.Tensor] = {}
-    for group, batch in _batches(pieces, [i for i in others if table.has_heirs[i]]):
-        _, last = recurrence.scan(batch, recurrence.zero_state(batch, len(group)))
-        found = recurrence.transfer(batch)
-        for place, run in enumerate(group):
-            ends[run], transfers[run] = last[place], found[place]
-    starts, fetched = _starts(table, recurrence, inputs, ends, transfers)
-    for group, batch in _batches(pieces, others):
-        found, _ = recurrence.scan(batch, torch.stack([starts[run] for run in group]))
-        for place, run in enumerate(group):
-            outs[run] = found[place, : table.lengths[run]]
-    if not outs:  # a rank without rows
-        batch = tuple(x.unsqueeze(0) for x in inputs)
-        outs = [recurrence.scan(batch, recurrence.zero_state(batch, 1))[0][0]]
-    out = torch.cat(outs)
-    return out if fetched is None else tied(out, fetched)
+    return _OverRuns.apply(table_of(plan), recurrence, *inputs)
+
+
+class _OverRuns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, table: RunTable, recurrence: Recurrence, *inputs):
+        ctx.table, ctx.recurrence = table, recurrence
+        factors = states = None
+        with torch.autocast(inputs[0].device.type, enabled=False):
+            call = recurrence.forward(inputs, table.own_runs)
+            if table.moves_states:
+                factors, offsets = _exchanged(table, *call.summary())
+                states = _starts(table, recurrence, factors, offsets)
+            out = call.results(states)
+        ctx.save_for_backward(factors, states, *call.saved)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        refuse_second_derivative("a recurrent layer")
+        table, recurrence = ctx.table, ctx.recurrence
+        factors, states, *saved = ctx.saved_tensors
+        ends = None
+        with torch.autocast(dout.device.type, enabled=False):
+            call = recurrence.backward(tuple(saved), table.own_runs, states, dout)
+            if table.moves_states:
+                ends = _ends(table, recurrence, factors, states, call)
+            return None, None, *call.of_inputs(ends)
+
+
+def _exchanged(
+    table: RunTable, factors: torch.Tensor, offsets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The summaries of own runs, and after them those of others that this rank needs."""
+    own = torch.cat((factors.flatten(1), offsets.flatten(1)), 1)
+    whole = torch.cat((own, table.summaries.move(CAST, own)))
+    first, second = whole.split((factors.shape[1:].numel(), offsets.shape[1:].numel()), 1)
+    return first.view(-1, *factors.shape[1:]), second.view(-1, *offsets.shape[1:])
+
+
+def _starts(
+    table: RunTable, recurrence: Recurrence, factors: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    """The state that each own run starts from, by the summaries of own runs and fetched ones."""
+    places = table.places_on(offsets.device)
+    levels: list[torch.Tensor] = []
+    for summaries, parents in places.levels:
+        state = offsets[summaries]
+        if levels:
+            state = state + recurrence.through(factors[summaries], levels[-1][parents])
+        levels.append(state)
+    levels.append(offsets.new_zeros((1, *offsets.shape[1:])))
+    return torch.cat(levels)[places.starts]
+
+
+def _ends(
+    table: RunTable,
+    recurrence: Recurrence,
+    factors: torch.Tensor,
+    states: torch.Tensor,
+    call: Backward,
+) -> torch.Tensor:
+    """The gradient of the state at the end of each own run: what its heirs give back, on all ranks,
+    in the order of the ranks.
+    """
+    given = states.new_zeros((factors.shape[0], *states.shape[1:]))
+    if table.own_runs.others:  # states are affine in the offsets, whose values do not matter
+        with torch.enable_grad():
+            offsets = given.requires_grad_()
+            starts = _starts(table, recurrence, factors, offsets)
+        (given,) = torch.autograd.grad(starts, offsets, call.of_starts().to(starts.dtype))
+    own, others = given.split((len(states), len(given) - len(states)))
+    back = table.summaries.move(SUM, others.flatten(1), len(states))
+    return own + back.view_as(own)
 
 
 def _batches(pieces, runs: list[int]):
@@ -88,38 +177,92 @@ def _batches(pieces, runs: list[int]):
         yield group, tuple(pad_sequence(list(column), batch_first=True) for column in columns)
 
 
-def _starts(
-    table: RunTable,
-    recurrence: Recurrence,
-    inputs: tuple[torch.Tensor, ...],
-    ends: dict[int, torch.Tensor],
-    transfers: dict[int, torch.Tensor],
-) -> tuple[dict[int, torch.Tensor], torch.Tensor | None]:
-    """The state that each own run that is no document's first starts from, and what was fetched
-    for them.
-    """
-    if not table.moves_states:
-        return {}, None
-    one = tuple(x[:0].unsqueeze(0) for x in inputs)
-    state, transfer = recurrence.zero_state(one, 1)[0], recurrence.transfer(one)[0]
-    rows = [
-        torch.cat((transfers.get(run, transfer).flatten(), ends.get(run, state).flatten()))
-        for run in range(len(table.own))
-    ]
-    own = torch.stack(rows) if rows else state.new_zeros((0, transfer.numel() + state.numel()))
-    fetched = fetch_rows(table.summaries, own, inputs)
-    summaries = torch.cat((own, fetched))
-    sizes = (transfer.numel(), state.numel())
-    first, second = summaries.split(sizes, 1)
-    factors, offsets = first.view(-1, *transfer.shape), second.view(-1, *state.shape)
-    found, states = {}, None
-    for level in table.levels:
-        at = level.summaries.to(own.device)
-        added = offsets[at]
-        if states is not None:
-            before = states[level.parents.to(own.device)]
-            added = added + recurrence.through(factors[at], before)
-        states = added
-        for run, place in level.starts:
-            found[run] = states[place]
-    return found, fetched
+def widened(*inputs: torch.Tensor) -> Tensors:
+    """In the type in which states are kept, float32 or wider."""
+    wide = torch.float32
+    for x in inputs:
+        wide = torch.promote_types(wide, x.dtype)
+    return tuple(x.to(wide) for x in inputs)
+
+
+class _ScannedForward:
+    """A forward by a recurrence's scan; its backward computes it again."""
+
+    def __init__(self, recurrence: Recurrence, inputs: Tensors, runs: OwnRuns) -> None:
+        self.saved = inputs
+        self._recurrence, self._runs = recurrence, runs
+        wide = self._inputs = widened(*inputs)
+        self._pieces = list(zip(*(x.split(runs.lengths) for x in wide)))
+
+    def summary(self) -> tuple[torch.Tensor, torch.Tensor]:
+        recurrence, runs = self._recurrence, self._runs
+        empty = tuple(x[:0].unsqueeze(0) for x in self._inputs)
+        factor, offsets = recurrence.transfer(empty), recurrence.zero_state(empty, len(runs))
+        factors = factor.repeat(len(runs), *[1] * (factor.dim() - 1))
+        for group, batch in _batches(self._pieces, runs.with_heirs):
+            _, offsets[group] = recurrence.scan(batch, recurrence.zero_state(batch, len(group)))
+            factors[group] = recurrence.transfer(batch)
+        return factors, offsets
+
+    def results(self, states: torch.Tensor | None) -> torch.Tensor:
+        recurrence, outs = self._recurrence, {}
+        for group, batch in _batches(self._pieces, list(range(len(self._runs)))):
+            start = recurrence.zero_state(batch, len(group)) if states is None else states[group]
+            found, _ = recurrence.scan(batch, start)
+            for place, run in enumerate(group):
+                outs[run] = found[place, : self._runs.lengths[run]]
+        if not outs:  # a rank without rows
+            batch = tuple(x.unsqueeze(0) for x in self._inputs)
+            return recurrence.scan(batch, recurrence.zero_state(batch, 1))[0][0]
+        return torch.cat([outs[run] for run in range(len(outs))])
+
+
+class _ScannedBackward:
+    def __init__(
+        self,
+        recurrence: Recurrence,
+        saved: Tensors,
+        runs: OwnRuns,
+        states: torch.Tensor | None,
+        dout: torch.Tensor,
+    ) -> None:
+        self._runs, self._states = runs, states
+        with torch.enable_grad():
+            self._leaves = tuple(x.detach().requires_grad_() for x in saved)
+            wide = widened(*self._leaves)
+            pieces = list(zip(*(x.split(runs.lengths) for x in wide)))
+            douts = dout.split(runs.lengths)
+            # Roots apart, as nothing asks for the gradients of their states.
+            self._roots = self._batches_of(recurrence, pieces, douts, runs.roots)
+            self._others = self._batches_of(recurrence, pieces, douts, runs.others)
+
+    def _batches_of(self, recurrence, pieces, douts, runs: list[int]) -> list[tuple]:
+        """(runs, their states, results, states at their ends, gradients of the results)."""
+        found = []
+        for group, batch in _batches(pieces, runs):
+            start = recurrence.zero_state(batch, len(group))
+            start = start if self._states is None else self._states[group]
+            start = start.detach().requires_grad_()
+            out, end = recurrence.scan(batch, start)
+            dout = pad_sequence([douts[run] for run in group], batch_first=True)
+            found.append((group, start, out, end, dout.to(out.dtype)))
+        return found
+
+    def of_starts(self) -> torch.Tensor:
+        found = torch.zeros_like(self._states)
+        for group, start, out, _, dout in self._others:
+            options = dict(retain_graph=True, materialize_grads=True)
+            (found[group],) = torch.autograd.grad(out, start, dout, **options)
+        return found
+
+    def of_inputs(self, ends: torch.Tensor | None) -> Tensors:
+        found, given = [], []
+        for group, _, out, end, dout in (*self._roots, *self._others):
+            found.append(out)
+            given.append(dout)
+            if ends is not None:
+                found.append(end)
+                given.append(ends[group])
+        if not found:
+            return tuple(map(torch.zeros_like, self._leaves))
+        return torch.autograd.grad(found, self._leaves, given, materialize_grads=True)

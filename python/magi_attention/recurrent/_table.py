@@ -6,8 +6,9 @@ these, and who needs what this rank has.
 from __future__ import annotations
 
 import bisect
+import itertools
 import weakref
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -18,25 +19,48 @@ _NONE = -1
 _tables: weakref.WeakKeyDictionary[BoundPlan, RunTable] = weakref.WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
-class Level:
-    """Runs of one depth, whose parents are runs of the level before.
+class Places(NamedTuple):
+    """Where states are made, on one device.
 
-    summaries: their summaries' places among own and fetched ones; parents: the places of their
-    parents' states in the level before; starts: for each own run that starts from a state of the
-    level before, the run and the place of that state.
+    levels: runs of one depth, whose parents are runs of the level before: the places of their
+    summaries among own and fetched ones, and those of their parents in the level before; starts:
+    for each own run the place of the state it starts from, in all levels and a last row of zeros.
     """
 
-    summaries: torch.Tensor
-    parents: torch.Tensor
-    starts: tuple[tuple[int, int], ...]
+    levels: list[tuple[torch.Tensor, torch.Tensor]]
+    starts: torch.Tensor
+
+
+class OwnRuns:
+    """The runs of a rank, in the order of its rows, of which recurrences get the inputs.
+
+    lengths: rows of each; the padding, if there is one, is a last run of its own. roots: runs that
+    start without a state; others: the rest; with_heirs: those whose ends others start from.
+    """
+
+    def __init__(self, lengths: list[int], parents: list[int], with_heirs: list[int]) -> None:
+        self.lengths, self.with_heirs = lengths, with_heirs
+        self.roots = [i for i, parent in enumerate(parents) if parent == _NONE]
+        self.others = [i for i, parent in enumerate(parents) if parent != _NONE]
+        self.cu_seqlens = _host([0, *itertools.accumulate(lengths)])
+        self._borders: dict[torch.device, torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def cu_seqlens_on(self, device: torch.device) -> torch.Tensor:
+        """int64 [runs + 1]: where runs begin, and where the last one ends; one tensor for all
+        calls, as kernels keep what they make of it.
+        """
+        if device not in self._borders:
+            self._borders[device] = self.cu_seqlens.to(device)
+        return self._borders[device]
 
 
 class RunTable:
-    """The own runs of a rank, in the order of its rows, and what they need of others.
+    """The own runs of a rank, and what they need of others.
 
-    lengths: rows of each own run; the padding, if there is one, is a last run of its own.
-    is_root: whether a run starts without a state; has_heirs: whether others start from its end.
+    moves_states: whether a run of any rank starts from a state, as all take part in an exchange.
     """
 
     def __init__(self, bound: BoundPlan) -> None:
@@ -52,19 +76,21 @@ class RunTable:
         self._in_order, self._begins = order, [self._runs[i].begin for i in order]
         self._parents = [self._run_of(run.parent) for run in self._runs]
         self.own = range(self._first_of[bound.rank], self._first_of[bound.rank + 1])
-        self.lengths = [self._runs[i].end - self._runs[i].begin for i in self.own]
-        padding = bound.local_rows - sum(self.lengths)
-        self.is_root = [self._parents[i] == _NONE for i in self.own]
-        heirs = set(self._parents)
-        self.has_heirs = [i in heirs for i in self.own]
-        if padding:
-            self.lengths.append(padding)
-            self.is_root.append(True)
-            self.has_heirs.append(False)
+        self.own_runs = self._own_runs()
         self._halos: dict[int, tuple[RowFetch, torch.Tensor]] = {}
-        self.summaries, self.levels = self._plan_states()
-        # Of any rank, as all of them take part in an exchange.
+        self.summaries, self._places = self._plan_states()
+        self._places_on: dict[torch.device, Places] = {}
         self.moves_states = any(parent != _NONE for parent in self._parents)
+
+    def _own_runs(self) -> OwnRuns:
+        lengths = [self._runs[i].end - self._runs[i].begin for i in self.own]
+        parents = [self._parents[i] for i in self.own]
+        heirs = set(self._parents)
+        with_heirs = [i for i, run in enumerate(self.own) if run in heirs]
+        if padding := self.bound.local_rows - sum(lengths):
+            lengths.append(padding)
+            parents.append(_NONE)
+        return OwnRuns(lengths, parents, with_heirs)
 
     def _places_of_runs(self) -> list[int]:
         """For each run, its first row among those of its owner."""
@@ -91,8 +117,8 @@ class RunTable:
                 at = self._parents[at]
         return sorted(found)
 
-    def _plan_states(self) -> tuple[RowFetch, list[Level]]:
-        """The fetch of summaries of others, and the levels in which states are made of them."""
+    def _plan_states(self) -> tuple[RowFetch, Places]:
+        """The fetch of summaries of others, and where states are made of them."""
         rank, first = self.bound.rank, self.own.start
         owned = [
             (receiver, run - first, 1)
@@ -106,35 +132,35 @@ class RunTable:
         records: list[tuple[int, int, int]] = []
         for run in needed:
             if run not in self.own:
-                place[run] = len(self.own) + len(records)
+                place[run] = len(self.own_runs) + len(records)
                 records.append((self._owners[run], len(records), 1))
         fetch = RowFetch(self.bound, "states of runs", owned, records)
-        return fetch, self._levels(needed, place)
+        return fetch, self._make_places(needed, place)
 
-    def _levels(self, needed: list[int], place: dict[int, int]) -> list[Level]:
+    def _make_places(self, needed: list[int], place: dict[int, int]) -> Places:
         depths: dict[int, int] = {}
         for run in sorted(needed, key=lambda run: self._runs[run].begin):
             depths[run] = depths.get(self._parents[run], -1) + 1
         members: list[list[int]] = [[] for _ in range(max(depths.values(), default=-1) + 1)]
         for run, depth in depths.items():
             members[depth].append(run)
-        levels = []
-        for depth, runs in enumerate(members):
-            before = {run: i for i, run in enumerate(members[depth - 1])} if depth else {}
-            at = {run: i for i, run in enumerate(runs)}
-            starts = tuple(
-                (own - self.own.start, at[self._parents[own]])
-                for own in self.own
-                if self._parents[own] in at
-            )
-            levels.append(
-                Level(
-                    _host([place[run] for run in runs]),
-                    _host([before[self._parents[run]] for run in runs] if depth else []),
-                    starts,
-                )
-            )
-        return levels
+        levels, state_of, before = [], {}, {}
+        for runs in members:
+            parents = [before[self._parents[run]] for run in runs] if before else []
+            levels.append((_host([place[run] for run in runs]), _host(parents)))
+            before = {run: i for i, run in enumerate(runs)}
+            state_of |= {run: len(state_of) + i for run, i in before.items()}
+        parents = [self._parents[run] for run in self.own]
+        starts = [state_of.get(parent, len(state_of)) for parent in parents]
+        padding = len(self.own_runs) - len(starts)
+        return Places(levels, _host(starts + padding * [len(state_of)]))
+
+    def places_on(self, device: torch.device) -> Places:
+        """Where states are made, on a device."""
+        if device not in self._places_on:
+            levels = [(a.to(device), b.to(device)) for a, b in self._places.levels]
+            self._places_on[device] = Places(levels, self._places.starts.to(device))
+        return self._places_on[device]
 
     def halo(self, width: int) -> tuple[RowFetch, torch.Tensor]:
         """For a convolution that looks at `width` rows before each: the fetch of those of other
@@ -149,7 +175,7 @@ class RunTable:
         """How many rows there are before each own run, `width` of them at most."""
         before = self._rows_before(self.bound.rank, width)
         known = [sum(row >= 0 for row in of_run) for of_run in before]
-        return known + [0] * (len(self.lengths) - len(known))
+        return known + [0] * (len(self.own_runs) - len(known))
 
     def _plan_halo(self, width: int) -> tuple[RowFetch, torch.Tensor]:
         size, rank = self.bound.plan.cp_size, self.bound.rank
@@ -173,7 +199,7 @@ class RunTable:
             ]
             for of_run in wanted[rank]
         ]
-        index += [[zero] * width] * (len(self.lengths) - len(index))
+        index += [[zero] * width] * (len(self.own_runs) - len(index))
         table = torch.tensor(index, dtype=torch.int64, device="cpu").view(len(index), width)
         return RowFetch(self.bound, f"{width} rows before runs", owned, records), table
 
