@@ -5,6 +5,8 @@ that plans come to.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import random
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from magi_attention import Plan, masks, recurrent
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.errors import CommError
+from magi_attention.recurrent import _fla
 from ranks import over, refuses
 
 _HEADS, _KEY_DIM, _DIM, _CHANNELS = 2, 4, 6, 5
@@ -281,6 +284,14 @@ def test_reduced_types():
     wanted = recurrent.rg_lru(bound, x.bfloat16().double(), log_a.bfloat16().double())
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, wanted.bfloat16())
+
+
+@pytest.mark.parametrize("version, fits", [("0.6.0", True), ("0.6.9", True), ("0.5.2", False)])
+def test_versions_of_kernels(monkeypatch, version, fits):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    warns = contextlib.nullcontext() if fits else pytest.warns(UserWarning, match=">=0.6,<0.7")
+    with warns:
+        assert _fla.is_installed.__wrapped__() == fits
 
 
 def test_refusals():

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from magi_attention.plan import BoundPlan
+from magi_attention.recurrent import _fla
 from magi_attention.recurrent._kinds import Delta, Elementwise, Scalar
 from magi_attention.recurrent._recurrence import recur, widened
 from magi_attention.recurrent._rows import fetch_rows, tied
@@ -44,6 +45,11 @@ def causal_conv1d(
         raise ValueError(f"activation is {activation!r}; allowed: None, 'silu', 'swish'")
     table, before = table_of(plan), weight.shape[1] - 1
     halos, others = _halos(plan, x, before)
+    if _fla.serves(x):
+        known = halos if table.moves_states else None
+        runs = table.own_runs
+        out = _fla.causal_conv1d(x, weight.to(x.dtype), bias, activation, runs, known)
+        return tied(out, others)
     parts = [part for pair in zip(halos, x.split(table.own_runs.lengths)) for part in pair]
     whole = torch.cat(parts).to(weight.dtype).T.unsqueeze(0)
     found = F.conv1d(whole, weight.unsqueeze(1), bias, groups=x.shape[1])[0].T
@@ -112,6 +118,9 @@ def kda(
     """
     _check_rows(plan, q=q, k=k, v=v, g=g, beta=beta)
     scale = k.shape[2] ** -0.5 if scale is None else scale
+    if _fla.serves(v) and _fla.serves_keys(k):
+        kernels = _fla.DeltaKernels(scale)
+        return recur(plan, kernels, (q.to(v.dtype), k.to(v.dtype), v, g, beta))
     return recur(plan, Delta(scale), (q, k, v, g, beta)).to(v.dtype)
 
 
@@ -124,7 +133,13 @@ def lightning(
     """
     _check_rows(plan, q=q, k=k, v=v)
     decays = widened(log_decay)[0].expand(q.shape[0], -1)
-    return recur(plan, Scalar(), (q, k, v, decays)).to(v.dtype)
+    return _with_scalar_decay(plan, q, k, v, decays)
+
+
+def _with_scalar_decay(plan, q, k, v, log_decay):
+    if _fla.serves(v):
+        return recur(plan, _fla.ScalarKernels(), (q.to(v.dtype), k.to(v.dtype), v, log_decay))
+    return recur(plan, Scalar(), (q, k, v, log_decay)).to(v.dtype)
 
 
 def mamba2(
@@ -144,7 +159,8 @@ def mamba2(
     repeats = x.shape[1] // B.shape[1]
     B, C = (y.repeat_interleave(repeats, 1) for y in (B, C))
     wide, dt, A = widened(x, dt, A)
-    out = recur(plan, Scalar(), (C, B, wide * dt.unsqueeze(-1), A * dt))
+    added = (wide * dt.unsqueeze(-1)).to(x.dtype) if _fla.serves(x) else wide * dt.unsqueeze(-1)
+    out = _with_scalar_decay(plan, C, B, added, A * dt)
     return (out if D is None else out + D.unsqueeze(-1) * wide).to(x.dtype)
 
 

@@ -264,5 +264,5 @@ class _ScannedBackward:
                 found.append(end)
                 given.append(ends[group])
         if not found:
-            return tuple(map(torch.zeros_like, self._leaves))
+            return tuple(torch.zeros_like(x) for x in self._leaves)
         return torch.autograd.grad(found, self._leaves, given, materialize_grads=True)

@@ -144,7 +144,9 @@ class RunTable:
         members: list[list[int]] = [[] for _ in range(max(depths.values(), default=-1) + 1)]
         for run, depth in depths.items():
             members[depth].append(run)
-        levels, state_of, before = [], {}, {}
+        levels = []
+        state_of: dict[int, int] = {}
+        before: dict[int, int] = {}
         for runs in members:
             parents = [before[self._parents[run]] for run in runs] if before else []
             levels.append((_host([place[run] for run in runs]), _host(parents)))

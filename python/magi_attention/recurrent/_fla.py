@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recurrences by the kernels of fla-core, for 16-bit tensors on GPUs. The only module that imports
+it; without it, layers compute in plain torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import itertools
+import warnings
+
+import torch
+
+from magi_attention.recurrent._kinds import Delta, Scalar
+from magi_attention.recurrent._recurrence import Tensors
+from magi_attention.recurrent._table import OwnRuns
+
+VERSIONS = ((0, 6), (0, 7))  # the first that these calls fit, and the first that they may not
+_CHUNK = 64  # rows
+_WIDEST_KEY = 256
+
+
+@functools.cache
+def is_installed() -> bool:
+    """Whether fla-core is here, in a version whose functions these modules know."""
+    try:
+        version = importlib.metadata.version("fla-core")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    low, high = VERSIONS
+    if low <= tuple(map(int, version.split(".")[:2])) < high:
+        return True
+    allowed = ">={}.{},<{}.{}".format(*low, *high)
+    warnings.warn(
+        f"fla-core is {version}; allowed: {allowed}; recurrent layers compute in plain torch",
+        stacklevel=2,
+    )
+    return False
+
+
+def serves(x: torch.Tensor) -> bool:
+    """Whether layers over x compute by kernels."""
+    is_fit = x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and len(x) > 0
+    return is_fit and is_installed()
+
+
+def serves_keys(k: torch.Tensor) -> bool:
+    """Whether there is a kernel of the delta rule for such keys."""
+    return k.shape[-1] <= _WIDEST_KEY
+
+
+def causal_conv1d(x, weight, bias, activation, runs: OwnRuns, halos) -> torch.Tensor:
+    """x [rows, channels], halos [runs, width - 1, channels] or None, as all begin documents."""
+    from fla.modules.causal_conv1d import causal_conv1d
+
+    if halos is not None:
+        halos = torch.nn.functional.pad(halos.mT, (1, 0)).to(x.dtype)  # the oldest is never read
+    out, _ = causal_conv1d(
+        x.unsqueeze(0), weight, bias, initial_state=halos, activation=activation,
+        cu_seqlens=runs.cu_seqlens_on(x.device), cu_seqlens_cpu=runs.cu_seqlens,
+    )  # fmt: skip
+    return out[0]
+
+
+class _Calls:
+    """What all calls of kernels over the runs of a rank take."""
+
+    def __init__(self, runs: OwnRuns, device: torch.device) -> None:
+        from fla.ops.utils import chunk_local_cumsum, prepare_chunk_indices
+        from fla.ops.utils.constant import RCP_LN2
+
+        self.borders = runs.cu_seqlens_on(device)
+        indices = prepare_chunk_indices(self.borders, _CHUNK, cu_seqlens_cpu=runs.cu_seqlens)
+        self.rows = dict(cu_seqlens=self.borders, chunk_indices=indices)
+        self.chunks = dict(**self.rows, chunk_size=_CHUNK)
+        self._sum, self._to_base_2 = chunk_local_cumsum, RCP_LN2
+
+    def decays(self, log_decay: torch.Tensor) -> torch.Tensor:
+        """Sums since each chunk's begin, of logarithms to the base of 2."""
+        return self._sum(log_decay.float(), scale=self._to_base_2, **self.chunks)
+
+    def of_log_decay(self, gradient: torch.Tensor) -> torch.Tensor:
+        return self._sum(gradient, reverse=True, **self.chunks)[0]
+
+
+def _batched(inputs: Tensors) -> list[torch.Tensor]:
+    """[rows, ...] -> [1, rows, ...]."""
+    return [x.unsqueeze(0).contiguous() for x in inputs]
+
+
+def _spans(runs: list[int]):
+    """Runs that follow each other: (first, the one after the last)."""
+    for _, members in itertools.groupby(enumerate(runs), lambda pair: pair[1] - pair[0]):
+        span = [run for _, run in members]
+        yield span[0], span[-1] + 1
+
+
+class DeltaKernels(Delta):
+    """Delta, with one decay for each head (GDN), or one for each channel of k (KDA)."""
+
+    def forward(self, inputs, runs):
+        kind = _KdaForward if inputs[3].shape[-1] > 1 else _GdnForward
+        return kind(self.scale, inputs, runs)
+
+    def backward(self, saved, runs, states, dout):
+        kind = _KdaBackward if saved[3].dim() == 4 else _GdnBackward
+        return kind(self.scale, saved, runs, states, dout)
+
+
+class _DeltaForward:
+    """decay: the sums of logarithms of decays, under the name that kernels of states know them by;
+    keys: the keys, as states take them in.
+    """
+
+    def summary(self):
+        from fla.ops.cp.chunk_fwd import chunk_cp_fwd_h
+
+        heads, dim_v = self.u.shape[2:]
+        dim_k = self.keys.shape[-1]
+        shape = (len(self.runs), heads, dim_k, dim_v + dim_k)
+        whole = self.u.new_zeros(shape, dtype=torch.float32)
+        for begin, end in _spans(self.runs.with_heirs):
+            chunk_cp_fwd_h(
+                self.keys, self.w, self.u, whole[begin:end], **self.decay, multi_seqs=True,
+                cu_seqlens=self.calls.borders[begin : end + 1], chunk_size=_CHUNK,
+            )  # fmt: skip
+        return whole[..., dim_v:], whole[..., :dim_v]
+
+
+def _states_and_values(call, states):
+    """States at the begin of each chunk, and what each row adds to them."""
+    from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_fwd_h
+
+    h, values, _ = chunk_gated_delta_rule_fwd_h(
+        call.keys, call.w, call.u, **call.decay, initial_state=states, **call.calls.chunks
+    )
+    return h, values
+
+
+class _GdnForward(_DeltaForward):
+    def __init__(self, scale: float, inputs: Tensors, runs: OwnRuns) -> None:
+        from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_intra
+
+        self.scale, self.runs = scale, runs
+        self.calls = calls = _Calls(runs, inputs[0].device)
+        self.q, k, v, log_decay, beta = _batched(inputs)
+        self.keys, g = k, calls.decays(log_decay.squeeze(-1))
+        self.decay = dict(g=g)
+        self.w, self.u, pairs = chunk_gated_delta_rule_fwd_intra(
+            k=k, v=v, g=g, beta=beta, **calls.chunks
+        )
+        self.saved = (self.q, k, v, g, beta, pairs)
+
+    def results(self, states):
+        from fla.ops.common.chunk_o import chunk_fwd_o
+
+        h, values = _states_and_values(self, states)
+        options = dict(**self.decay, scale=self.scale, **self.calls.chunks)
+        return chunk_fwd_o(self.q, self.keys, values, h, **options)[0]
+
+
+class _KdaForward(_DeltaForward):
+    def __init__(self, scale: float, inputs: Tensors, runs: OwnRuns) -> None:
+        from fla.ops.kda.chunk_intra import chunk_kda_fwd_intra
+
+        self.scale, self.runs = scale, runs
+        self.calls = calls = _Calls(runs, inputs[0].device)
+        self.q, k, v, log_decay, beta = _batched(inputs)
+        g = calls.decays(log_decay)
+        self.decay = dict(gk=g)
+        self.w, self.u, _, self.keys, self.scores, pairs = chunk_kda_fwd_intra(
+            q=self.q, k=k, v=v, gk=g, beta=beta, scale=scale, **calls.chunks
+        )
+        self.saved = (self.q, k, v, g, beta, pairs, self.scores)
+
+    def results(self, states):
+        from fla.ops.gla.chunk import chunk_gla_fwd_o_gk
+
+        h, values = _states_and_values(self, states)
+        return chunk_gla_fwd_o_gk(
+            q=self.q, v=values, g=self.decay["gk"], A=self.scores, h=h, scale=self.scale,
+            **self.calls.chunks,
+        )[0]  # fmt: skip
+
+
+class _DeltaBackward:
+    """queries: as gradients of states take them in; dvalues: gradients of what rows add to states,
+    by the results of their own chunk.
+    """
+
+    def _begin(self, scale, runs, dout, queries) -> None:
+        self.scale, self.runs = scale, runs
+        self.calls = _Calls(runs, dout.device)
+        self.dout = dout.unsqueeze(0).contiguous().to(queries.dtype)
+
+    def of_starts(self):
+        from fla.ops.cp.chunk_bwd import chunk_cp_bwd_dh
+
+        heads, dim_v = self.dout.shape[2:]
+        dim_k = self.keys.shape[-1]
+        shape = (len(self.runs), heads, dim_k, dim_v + dim_k)
+        whole = self.dout.new_zeros(shape, dtype=torch.float32)
+        for run in self.runs.others:
+            chunk_cp_bwd_dh(
+                self.queries, self.keys, self.w, self.dout, self.dvalues, whole[run],
+                **self.decay, scale=self.scale, chunk_size=_CHUNK,
+                cu_seqlens=self.calls.borders[run : run + 2],
+            )  # fmt: skip
+        return whole[..., :dim_v]
+
+    def of_states(self, ends):
+        """Gradients of states at the begin of each chunk, and of what rows add to them."""
+        from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_bwd_dhu
+
+        dh, _, dvalues = chunk_gated_delta_rule_bwd_dhu(
+            self.queries, self.keys, self.w, self.dout, self.dvalues, **self.decay, dht=ends,
+            scale=self.scale, **self.calls.chunks,
+        )  # fmt: skip
+        return dh, dvalues
+
+
+class _GdnBackward(_DeltaBackward):
+    def __init__(self, scale, saved: Tensors, runs: OwnRuns, states, dout) -> None:
+        from fla.ops.common.chunk_o import chunk_bwd_dv_local
+        from fla.ops.gated_delta_rule.wy_fast import recompute_w_u_fwd
+
+        self.queries, self.keys, self.v, g, self.beta, self.pairs = saved
+        self._begin(scale, runs, dout, self.queries)
+        self.decay = dict(g=g)
+        self.w, self.u = recompute_w_u_fwd(
+            self.keys, self.v, self.beta, self.pairs, g, **self.calls.rows
+        )
+        self.h, self.values = _states_and_values(self, states)
+        self.dvalues = chunk_bwd_dv_local(
+            self.queries, self.keys, self.dout, **self.decay, scale=scale, **self.calls.chunks
+        )
+
+    def of_inputs(self, ends):
+        from fla.ops.common.chunk_o import chunk_bwd_dqkwg
+        from fla.ops.gated_delta_rule.wy_fast import prepare_wy_repr_bwd
+
+        dh, dvalues = self.of_states(ends)
+        dq, dk, dw, dg = chunk_bwd_dqkwg(
+            self.queries, self.keys, self.values, self.dout, self.h, dh, w=self.w, dv=dvalues,
+            **self.decay, scale=self.scale, **self.calls.chunks,
+        )  # fmt: skip
+        more_dk, dv, dbeta, more_dg = prepare_wy_repr_bwd(
+            k=self.keys, v=self.v, beta=self.beta, **self.decay, A=self.pairs, dw=dw, du=dvalues,
+            **self.calls.rows,
+        )  # fmt: skip
+        of_decay = self.calls.of_log_decay(dg.add_(more_dg)).unsqueeze(-1)
+        return dq[0], dk.add_(more_dk)[0], dv[0], of_decay, dbeta[0]
+
+
+class _KdaBackward(_DeltaBackward):
+    def __init__(self, scale, saved: Tensors, runs: OwnRuns, states, dout) -> None:
+        from fla.ops.kda.chunk_bwd import chunk_kda_bwd_dAv
+        from fla.ops.kda.wy_fast import recompute_w_u_fwd
+
+        self.q, self.k, self.v, g, self.beta, self.pairs, scores = saved
+        self._begin(scale, runs, dout, self.q)
+        self.decay = dict(gk=g)
+        self.w, self.u, self.queries, self.keys = recompute_w_u_fwd(
+            q=self.q, k=self.k, v=self.v, beta=self.beta, A=self.pairs, gk=g, **self.calls.rows
+        )
+        self.h, self.values = _states_and_values(self, states)
+        self.dscores, self.dvalues = chunk_kda_bwd_dAv(
+            q=self.q, k=self.k, v=self.values, do=self.dout, A=scores, scale=scale,
+            **self.calls.chunks,
+        )  # fmt: skip
+
+    def of_inputs(self, ends):
+        from fla.ops.kda.chunk_bwd import chunk_kda_bwd_wy_dqkg_fused
+        from fla.ops.kda.chunk_intra import chunk_kda_bwd_intra
+
+        dh, dvalues = self.of_states(ends)
+        g = self.decay["gk"]
+        dq, dk, dv, dbeta, dg, dpairs = chunk_kda_bwd_wy_dqkg_fused(
+            q=self.q, k=self.k, v=self.v, v_new=self.values, g=g, beta=self.beta, A=self.pairs,
+            h=self.h, do=self.dout, dh=dh, dv=dvalues, scale=self.scale, **self.calls.chunks,
+        )  # fmt: skip
+        dq, dk, dbeta, dg = chunk_kda_bwd_intra(
+            q=self.q, k=self.k, g=g, beta=self.beta, dAqk=self.dscores, dAkk=dpairs, dq=dq, dk=dk,
+            db=dbeta, dg=dg, **self.calls.chunks,
+        )  # fmt: skip
+        if self.v.shape[2] > self.k.shape[2]:  # keys that serve several heads
+            dq, dk = (x.unflatten(2, (self.k.shape[2], -1)).sum(3) for x in (dq, dk))
+        return dq[0], dk[0], dv[0], self.calls.of_log_decay(dg), dbeta[0]
+
+
+class ScalarKernels(Scalar):
+    def forward(self, inputs, runs):
+        return _ScalarForward(inputs, runs)
+
+    def backward(self, saved, runs, states, dout):
+        return _ScalarBackward(saved, runs, states, dout)
+
+
+class _ScalarForward:
+    def __init__(self, inputs: Tensors, runs: OwnRuns) -> None:
+        self.runs, self.log_decay = runs, inputs[3].float()
+        self.calls = _Calls(runs, inputs[0].device)
+        self.q, self.k, self.v, _ = _batched(inputs)
+        self.g = self.calls.decays(self.log_decay.unsqueeze(0))
+        self.saved = (self.q, self.k, self.v, self.g)
+
+    def _states(self, states, with_ends=False):
+        from fla.ops.common.chunk_h import chunk_fwd_h
+
+        return chunk_fwd_h(
+            self.k, self.v, self.g, h0=states, output_final_state=with_ends,
+            cu_seqlens=self.calls.borders, chunk_size=_CHUNK,
+        )  # fmt: skip
+
+    def summary(self):
+        _, ends = self._states(None, with_ends=True)
+        factors = ends.new_zeros(ends.shape[:2])
+        borders = self.runs.cu_seqlens.tolist()
+        for run in self.runs.with_heirs:
+            factors[run] = self.log_decay[borders[run] : borders[run + 1]].sum(0).exp()
+        return factors, ends
+
+    def results(self, states):
+        from fla.ops.common.chunk_o import chunk_fwd_o
+
+        h, _ = self._states(states)
+        return chunk_fwd_o(self.q, self.k, self.v, h, self.g, scale=1.0, **self.calls.chunks)[0]
+
+
+class _ScalarBackward:
+    def __init__(self, saved: Tensors, runs: OwnRuns, states, dout) -> None:
+        self.saved, self.states = saved, states
+        self.calls = _Calls(runs, dout.device)
+        self.dout = dout.unsqueeze(0).contiguous().to(saved[2].dtype)
+
+    def of_starts(self):
+        from fla.ops.common.chunk_h import chunk_bwd_dh
+
+        q, k, v, g = self.saved
+        _, found = chunk_bwd_dh(
+            q, k, v, self.dout, self.states, None, 1.0, g, states_in_fp32=True,
+            cu_seqlens=self.calls.borders, chunk_size=_CHUNK,
+        )  # fmt: skip
+        return found
+
+    def of_inputs(self, ends):
+        from fla.ops.simple_gla.chunk import chunk_simple_gla_bwd
+
+        q, k, v, g = self.saved
+        dq, dk, dv, dg, _ = chunk_simple_gla_bwd(
+            q, k, v, g, None, self.states, self.dout, ends, 1.0, **self.calls.chunks
+        )
+        return dq[0], dk[0], dv[0], self.calls.of_log_decay(dg)
