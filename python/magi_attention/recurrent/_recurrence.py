@@ -264,5 +264,5 @@ class _ScannedBackward:
                 found.append(end)
                 given.append(ends[group])
         if not found:
-            return tuple(torch.zeros_like(x) for x in self._leaves)
+            return tuple(x.new_zeros(x.shape) for x in self._leaves)
         return torch.autograd.grad(found, self._leaves, given, materialize_grads=True)
