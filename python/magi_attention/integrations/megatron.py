@@ -37,6 +37,7 @@ from magi_attention.integrations._megatron_batch import (
     RowsAt,
     prepare_batch,
 )
+from magi_attention.integrations._megatron_recurrent import put_under_plans
 from magi_attention.integrations._model_plans import make_plan
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
@@ -269,12 +270,14 @@ class _DispatchedRotary:
 
 
 def adapt_model(model: torch.nn.Module) -> torch.nn.Module:
-    """The model itself, whose rotary embeddings now follow the position ids of prepare_batch; other
-    batches get what they got. Where it predicts several tokens (mtp_num_layers), Megatron's
+    """The model itself, whose rotary embeddings now follow the position ids of prepare_batch, and
+    whose Gated DeltaNet and Mamba mixers go over the runs of its plan; other batches get what they
+    got. Where it predicts several tokens (mtp_num_layers), Megatron's
     roll_tensor becomes that of this module, which knows both kinds of batches. ValueError for
-    rotary embeddings of another kind.
+    rotary embeddings and recurrent layers of another kind.
     """
     for name, module in model.named_modules():
+        put_under_plans(name, module)
         if name.split(".")[-1] != "rotary_pos_emb" or isinstance(module, _DispatchedRotary):
             continue
         if not isinstance(module, RotaryEmbedding):
