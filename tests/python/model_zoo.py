@@ -22,6 +22,7 @@ with warnings.catch_warnings():
     from magi_attention.integrations._mask_spec import AttnMaskSpec
     from magi_attention.integrations._model_checks import first_position
     from magi_attention.integrations._model_plans import config_of, make_plan, plans_of_documents
+    from magi_attention.integrations._model_recurrent import recurrences_of
 
 VOCABULARY = 64
 DOCUMENTS = (13, 19)
@@ -284,9 +285,16 @@ def outcome(model_type: str, group: dist.ProcessGroup | None = None) -> tuple[st
 
 
 def layer_types(model_type: str) -> str:
-    """The types of layers that the tiny configuration of a type names."""
-    kinds = getattr(config_of(tiny_config(model_type)), "layer_types", None) or ()
-    return ", ".join(f"`{kind}`" for kind in dict.fromkeys(kinds)) or "none named"
+    """The types of layers that the tiny configuration of a type names, and the recurrent layers
+    and convolutions that its model has.
+    """
+    model = make(model_type)
+    config = config_of(model)
+    names = ("layer_types", "layers_block_type", "block_types")
+    kinds = next(filter(None, (getattr(config, name, None) for name in names)), ())
+    named = ", ".join(f"`{kind}`" for kind in dict.fromkeys(kinds)) or "none named"
+    found = sorted({kind for module in model.modules() for kind in recurrences_of(module)})
+    return f"{named}, by " + ", ".join(f"`{kind}`" for kind in found) if found else named
 
 
 def walk(group, model_types) -> dict[str, tuple[str, str]]:

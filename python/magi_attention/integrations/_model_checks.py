@@ -106,7 +106,7 @@ def _misfit_of_layers(model: PreTrainedModel) -> str | None:
     if other:
         return (
             f"{name} has layers of type {other[0]!r}, which take rows in the order of a rank; "
-            "allowed: models whose layers all attend under plans"
+            "allowed: layers that attend under plans, or compute by magi_attention.recurrent"
         )
     return _mixer_of(model, name) or _balance_of(model, name)
 
@@ -124,7 +124,7 @@ def _mixer_of(model: PreTrainedModel, name: str) -> str | None:
         if is_mixer and not _OTHER_TOWERS.search(path):
             return (
                 f"{name} has a {kind} at {path}, which computes over the rows of a rank; allowed: "
-                "models whose rows see each other through attention alone"
+                "rows that see each other through attention, or through magi_attention.recurrent"
             )
     return None
 

@@ -171,13 +171,26 @@ _METHODS: dict[tuple[str, str], Callable] = {
 }
 
 
+# The layers of magi_attention.recurrent that these come to.
+_LAYERS = {
+    "causal_conv1d_fn": "causal_conv1d", "torch_chunk_gated_delta_rule": "gated_delta_rule",
+    "chunk_kimi_delta_attention": "kda", "mamba2_chunk_scan": "mamba2",
+    "mamba_selective_scan": "mamba1", "MiniMaxLightningAttention": "lightning",
+    "RecurrentGemmaRecurrentBlock": "causal_conv1d", "RecurrentGemmaRglru": "rg_lru",
+    "ZayaCCAProjection": "windows", "Qwen4ExpTextNGramEmbedding": "windows",
+    "Qwen4ExpTextPLELayer": "windows",
+}  # fmt: skip
+
+
+def recurrences_of(module: torch.nn.Module) -> set[str]:
+    """The layers of magi_attention.recurrent that a mixer computes by under a plan."""
+    names = inspect.unwrap(type(module).forward).__code__.co_names
+    return {_LAYERS[name] for name in (*names, type(module).__name__) if name in _LAYERS}
+
+
 def is_served(module: torch.nn.Module) -> bool:
     """Whether a plan reaches all of a mixer."""
-    kind = type(module)
-    if any(kind.__name__ == name for name, _ in _METHODS):
-        return True
-    names = inspect.unwrap(kind.forward).__code__.co_names
-    return any(name in _FUNCTIONS for name in names)
+    return bool(recurrences_of(module))
 
 
 def route(model: torch.nn.Module) -> None:
