@@ -99,6 +99,17 @@ def run_transformers(group) -> None:
     assert abs(shown["loss"] - alone) < 1e-5
 
 
+def run_hybrid(group) -> None:
+    shown = {}
+    exec(blocks("docs/hybrid.md")[0], shown)
+    assert shown["out"].shape == (shown["bound"].local_rows, 4, 16)
+    assert shown["x"].grad.isfinite().all()
+
+
+def test_example_of_hybrid_models(ranks):
+    ranks.run(4, run_hybrid)
+
+
 def test_transformers(ranks):
     pytest.importorskip("transformers", minversion="5")
     ranks.run(4, run_transformers)
