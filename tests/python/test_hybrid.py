@@ -14,6 +14,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
 pytest.importorskip("transformers", minversion="5")
@@ -84,7 +87,9 @@ def _added(group: dist.ProcessGroup | None, model: torch.nn.Module) -> dict[str,
     found = {}
     for name, parameter in model.named_parameters():
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        if group is not None:
+        if isinstance(gradient, DTensor):  # the mean over ranks
+            gradient = gradient.full_tensor() * group.size()
+        elif group is not None:
             dist.all_reduce(gradient, group=group)
         found[name] = gradient
     return found
@@ -104,7 +109,7 @@ def documents(
     group: dist.ProcessGroup | None, family: str, placement: str, change: str | None = None
 ) -> float:
     """The largest relative error of logits, loss and gradients of packed documents. change: what a
-    training does with the model besides, "checkpointed" or "compiled".
+    training does with the model besides: "checkpointed", "compiled", "sharded" (FSDP2).
     """
     zoo.ours.register()
     model, alone = _made(family, "magi"), _made(family, "eager")
@@ -136,6 +141,11 @@ def _changed(model: torch.nn.Module, change: str | None):
     """What is called in place of the model."""
     if change == "compiled":
         return torch.compile(model, backend="eager")
+    if change == "sharded":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     if change == "checkpointed":
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
@@ -198,6 +208,12 @@ def test_over_ranks(group, family):
 @over(2)
 def test_checkpointed(group):
     assert documents(group, "qwen3_next", "contiguous", "checkpointed") <= TOLERANCE
+
+
+@over(4)  # a mesh is of all processes
+@pytest.mark.parametrize("family", ["qwen3_next", "bamba"])
+def test_sharded_parameters(group, family):
+    assert documents(group, family, "auto", "sharded") <= TOLERANCE
 
 
 @over(2)

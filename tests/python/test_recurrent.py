@@ -290,6 +290,19 @@ def test_reduced_types():
     assert torch.equal(found, wanted.bfloat16())
 
 
+def test_autocast():
+    """Under autocast states keep their width, in backward too."""
+    bound, generator = bound_plan(), torch.Generator().manual_seed(0)
+    shapes = ((12, 2, 4), (12, 2, 4), (12, 2, 4), (12, 2), (12, 2))
+    inputs = [torch.rand(shape, generator=generator).requires_grad_() for shape in shapes]
+    found = []
+    for is_on in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+            out = recurrent.gated_delta_rule(bound, *inputs)
+            found.append([out, *torch.autograd.grad(out.sum(), inputs)])
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize("version, fits", [("0.6.0", True), ("0.6.9", True), ("0.5.2", False)])
 def test_versions_of_kernels(monkeypatch, version, fits):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
