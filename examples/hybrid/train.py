@@ -75,7 +75,7 @@ def train(loss_of, group, given: argparse.Namespace) -> list[float]:
     text, model, losses = Text(given.rows, given.steps), make_model(), []
     if group is not None:
         model.set_attn_implementation("magi")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-5)
     for step in range(given.steps):
         loss = loss_of(model, text.sequence(step), group)
         optimizer.zero_grad()
