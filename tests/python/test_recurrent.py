@@ -247,6 +247,21 @@ def test_over_ranks(group, name):
 
 
 @over(2)
+def test_refusal_of_one_rank(group):
+    """Others, which wait in the exchange, are told at once."""
+    mask = masks.from_cu_seqlens([0, 64], causal=True)
+    sizes = dict(cp_size=2, num_heads_q=2, num_heads_kv=1, head_dim=8)
+    bound = Plan.from_mask(mask, placement="contiguous", **sizes).bind(group)
+    ones = torch.ones(bound.local_rows - dist.get_rank(group), 3)
+    for layer in (
+        lambda: recurrent.rg_lru(bound, ones, -ones),
+        lambda: recurrent.causal_conv1d(bound, ones, torch.ones(3, 2)),
+    ):
+        refuses(layer, (ValueError, CommError), r"rank 1")
+        dist.barrier(group)
+
+
+@over(2)
 def test_differing_plans(group):
     """Ranks whose plans differ are told by the exchange."""
     first = 20 + dist.get_rank(group)

@@ -20,13 +20,14 @@ _ACTIVATIONS = {None: None, "silu": F.silu, "swish": F.silu}
 
 
 def _check_rows(plan: BoundPlan, **tensors: torch.Tensor) -> None:
-    """ValueError by name for a tensor that has not the rank's rows."""
-    for name, x in tensors.items():
-        if x.shape[0] != plan.local_rows:
-            raise ValueError(
-                f"{name} has shape {list(x.shape)}; allowed: [{plan.local_rows}, ...], the rows of "
-                f"rank {plan.rank}"
-            )
+    """ValueError by name for a tensor that has not the rank's rows, of which others are told."""
+    with plan.rows.refusals():
+        for name, x in tensors.items():
+            if x.shape[0] != plan.local_rows:
+                raise ValueError(
+                    f"{name} has shape {list(x.shape)}; allowed: [{plan.local_rows}, ...], the "
+                    f"rows of rank {plan.rank}"
+                )
 
 
 @torch.compiler.disable
@@ -41,6 +42,7 @@ def causal_conv1d(
     channels], weight [channels, width], bias [channels] -> like x. activation: None, "silu".
     Collective: rows before runs that other ranks hold are fetched, and no others.
     """
+    _check_rows(plan, x=x)
     if activation not in _ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}; allowed: None, 'silu', 'swish'")
     table, before = table_of(plan), weight.shape[1] - 1
@@ -77,6 +79,7 @@ def windows(
     x of a run [rows, channels] with what there is before it, up to width rows, and gives tensors
     [1, rows, ...] of which those of the run are kept.
     """
+    _check_rows(plan, x=x)
     table = table_of(plan)
     halos, others = _halos(plan, x, width)
     found = []
