@@ -56,7 +56,7 @@ _MIXERS = {"GatedDeltaNet": _gated_delta_net, "MambaMixer": _mamba}
 class _UnderPlans:
     """Before a mixer of Megatron: batches of prepare_batch over the runs of their plan."""
 
-    def forward(self, hidden_states: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
+    def forward(self: Any, hidden_states: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
         params = keywords.get("packed_seq_params")
         if not isinstance(params, MagiPackedSeqParams):
             return super().forward(hidden_states, *arguments, **keywords)
