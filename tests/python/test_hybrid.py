@@ -25,6 +25,7 @@ import model_zoo as zoo
 from magi_attention import Plan
 from magi_attention.integrations import packed
 from magi_attention.integrations._model_plans import heads_of
+from magi_attention.integrations.trainer import MagiCollator
 from ranks import over
 
 FAMILIES = (
@@ -197,6 +198,18 @@ def tree(group: dist.ProcessGroup | None, family: str) -> float:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_alone(family):
     assert documents(None, family, "auto") <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", OF_EACH)
+def test_collator(family):
+    """Samples packed by the collator have the loss of each by itself."""
+    zoo.ours.register()
+    model, alone = _made(family, "magi"), _made(family, "eager")
+    parts = zoo.batch()[0].split(zoo.DOCUMENTS, 1)
+    batch = MagiCollator(model)([{"input_ids": part[0]} for part in parts])
+    logits = torch.cat([alone(input_ids=part, use_cache=False).logits[0] for part in parts])
+    loss = model(**batch, num_items_in_batch=zoo.TOKENS).loss
+    assert abs(loss - zoo.loss_of_tokens(logits)) <= 1e-5
 
 
 @over(3)
