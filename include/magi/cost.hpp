@@ -15,8 +15,8 @@ struct CostModel {
   double memory_bytes_per_second = 3.6e12;    ///< read and written where rows are merged or copied
   double seconds_per_transfer = 2e-6;         ///< per peer and exchange
   double seconds_per_launch = 5e-6;           ///< per attention call
-  /// Of recurrent layers beside attention, in each pass: what a run that another rank's rows come
-  /// before takes. 0: there are none.
+  /// The seconds, in each pass, that recurrent layers beside attention take for a run that comes
+  /// after a row of another rank. 0: there are none.
   double seconds_per_run = 0.0;
   // Between nodes, where a plan knows of several. Not measured: 90 % of a card of 400 Gbit/s each.
   double network_bytes_per_second = 45e9;      ///< out of one rank

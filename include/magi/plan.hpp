@@ -210,8 +210,8 @@ struct PlanReport {
   /// largest rank is not above this plan's in rows and area moves less.
   std::int64_t lower_bound_bytes = 0;
   std::int64_t ring_bytes = 0;  ///< what a ring / all-gather of the valid K and V rows moves
-  /// Until all results are at their owners, and until all gradients are, and in both passes the
-  /// rank of the most runs' CostModel::seconds_per_run.
+  /// The time until all results are at their owners, and until all gradients are; in both passes
+  /// with CostModel::seconds_per_run of the rank of the most runs.
   double forward_seconds = 0.0;
   double backward_seconds = 0.0;
   double exposed_comm_seconds = 0.0;  ///< of the forward: communication that nothing hides

@@ -54,7 +54,7 @@ class StepSearch {
     list_blocks();
   }
 
-  /// From here on runs count: each has its price, and no swap adds to those above the bound.
+  /// Makes runs count: each has its price, and no swap adds to those above the bound.
   void count_runs(const PlanConfig& config, std::vector<ChunkLink> links) {
     max_runs_ = config.max_runs.value_or(kMaxRows);
     run_ns_ = 2e9 * config.cost.seconds_per_run;  // of both passes
@@ -240,7 +240,7 @@ class StepSearch {
     return total;
   }
 
-  /// Of two stretches from these chunks on that do not meet.
+  /// Draws the length of two stretches from these chunks on that do not meet.
   std::int32_t draw_length(std::int32_t a, std::int32_t b) {
     const std::int32_t most = std::min(std::abs(a - b), table_.num_chunks() - std::max(a, b));
     return draw(2) == 0 ? 1 : draw(std::clamp(most, 1, kLongestStretch)) + 1;

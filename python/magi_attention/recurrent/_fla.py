@@ -64,7 +64,7 @@ def causal_conv1d(x, weight, bias, activation, runs: OwnRuns, halos) -> torch.Te
 
 
 class _Calls:
-    """What all calls of kernels over the runs of a rank take."""
+    """The arguments that all calls of kernels over the runs of a rank take."""
 
     def __init__(self, runs: OwnRuns, device: torch.device) -> None:
         from fla.ops.utils import chunk_local_cumsum, prepare_chunk_indices

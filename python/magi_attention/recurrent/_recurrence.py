@@ -178,7 +178,7 @@ def _batches(pieces, runs: list[int]):
 
 
 def widened(*inputs: torch.Tensor) -> Tensors:
-    """In the type in which states are kept, float32 or wider."""
+    """The inputs in the type in which states are kept, float32 or wider."""
     wide = torch.float32
     for x in inputs:
         wide = torch.promote_types(wide, x.dtype)

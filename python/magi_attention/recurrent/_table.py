@@ -20,7 +20,7 @@ _tables: weakref.WeakKeyDictionary[BoundPlan, RunTable] = weakref.WeakKeyDiction
 
 
 class Places(NamedTuple):
-    """Where states are made, on one device.
+    """The places where states are made, on one device.
 
     levels: runs of one depth, whose parents are runs of the level before: the places of their
     summaries among own and fetched ones, and those of their parents in the level before; starts:
@@ -93,7 +93,7 @@ class RunTable:
         return OwnRuns(lengths, parents, with_heirs)
 
     def _places_of_runs(self) -> list[int]:
-        """For each run, its first row among those of its owner."""
+        """The first row of each run among those of its owner."""
         places, at = [], 0
         for i, (begin, end, _) in enumerate(self._runs):
             at = 0 if i in self._first_of else at
@@ -158,14 +158,14 @@ class RunTable:
         return Places(levels, _host(starts + padding * [len(state_of)]))
 
     def places_on(self, device: torch.device) -> Places:
-        """Where states are made, on a device."""
+        """The places where states are made, on a device."""
         if device not in self._places_on:
             levels = [(a.to(device), b.to(device)) for a, b in self._places.levels]
             self._places_on[device] = Places(levels, self._places.starts.to(device))
         return self._places_on[device]
 
     def halo(self, width: int) -> tuple[RowFetch, torch.Tensor]:
-        """For a convolution that looks at `width` rows before each: the fetch of those of other
+        """Rows for a convolution that looks at `width` rows before each: the fetch of those of other
         ranks, and int64 [own runs, width], in the order of the sequence, the place of each among
         own rows, those that are fetched and, behind these, one row of zeros.
         """
@@ -174,7 +174,7 @@ class RunTable:
         return self._halos[width]
 
     def rows_known(self, width: int) -> list[int]:
-        """How many rows there are before each own run, `width` of them at most."""
+        """The number of rows before each own run, `width` at most."""
         before = self._rows_before(self.bound.rank, width)
         known = [sum(row >= 0 for row in of_run) for of_run in before]
         return known + [0] * (len(self.own_runs) - len(known))
@@ -206,7 +206,7 @@ class RunTable:
         return RowFetch(self.bound, f"{width} rows before runs", owned, records), table
 
     def _rows_before(self, rank: int, width: int) -> list[list[int]]:
-        """For each run of a rank, the rows that come before it, -1 where there are none."""
+        """The rows that come before each run of a rank, -1 where there are none."""
         found = []
         for run in self._runs[self._first_of[rank] : self._first_of[rank + 1]]:
             rows: list[int] = []
