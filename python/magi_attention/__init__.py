@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from magi_attention.compat import MOVED
 
 if TYPE_CHECKING:
-    from magi_attention import backends, errors, masks
+    from magi_attention import backends, errors, masks, training
     from magi_attention._attention import attention
     from magi_attention.compat.keys import init_dist_attn_runtime_key, init_dist_attn_runtime_mgr
     from magi_attention.plan import BoundPlan, Plan
@@ -29,7 +29,7 @@ _OWN_NAMES = {
     "attention": "magi_attention._attention",
     "trace": "magi_attention.tracing",
 }
-_OWN_MODULES = ("backends", "errors", "masks")
+_OWN_MODULES = ("backends", "errors", "masks", "training")
 # What programs for MagiAttention import; dir() leaves it out.
 _NAMES = {
     "init_dist_attn_runtime_key": "magi_attention.compat.keys",
@@ -41,6 +41,7 @@ _MODULES = (
 
 __all__ = [  # noqa: RUF022, own names first
     "BoundPlan", "Plan", "attention", "trace", "backends", "errors", "masks",
+    "training",
     "init_dist_attn_runtime_key", "init_dist_attn_runtime_mgr",
 ]  # fmt: skip
 

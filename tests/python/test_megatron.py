@@ -18,10 +18,11 @@ import torch.distributed as dist
 import dense
 from ranks import over
 from test_docs import blocks
+from test_training import Counts
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it has no Transformer Engine, and says so
-    from megatron.core import parallel_state
+    from megatron.core import parallel_state, tensor_parallel
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import (
         get_gpt_layer_local_spec,
@@ -196,6 +197,29 @@ def test_packed_documents(group, size, embedding):
 def test_windows(group, size):
     """Every layer with window_size: one mask on the rows of another."""
     check_packed(size, window_size=(5, 0))
+
+
+@ON_ALL
+def test_recomputation_that_keeps_attention(group):
+    """Every layer is recomputed, and attention runs once."""
+    recomputed = dict(
+        recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
+    )
+    names = "_get_all_rng_states", "_set_all_rng_states"
+    random, own = "megatron.core.tensor_parallel.random", tensor_parallel.checkpoint
+    counts = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch(f"{random}.{names[0]}", return_value=()))
+        stack.enter_context(mock.patch(f"{random}.{names[1]}"))
+        stack.enter_context(mock.patch(f"{random}._fork_rng", contextlib.nullcontext))
+        stack.callback(setattr, tensor_parallel, "checkpoint", own)
+        for prepare in (lambda: None, ours.save_attention):
+            prepare()
+            with Counts() as counted:
+                check_packed(2, **recomputed)
+            counts.append(counted.found)
+    (whole, exchanged), (kept, fewer) = counts
+    assert (whole, kept) == (4, 2) and fewer < exchanged
 
 
 @ON_ALL

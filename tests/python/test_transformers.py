@@ -32,7 +32,9 @@ from magi_attention import Plan, api
 from magi_attention.common import AttnRange, AttnRanges
 from magi_attention.integrations import packed
 from magi_attention.integrations.transformers import attention, check_model, register, shard
+from magi_attention.training import save_attention
 from ranks import over, refuses
+from test_training import Counts
 
 ROWS = 60
 BOUNDS = (0, 17, 18, 45, ROWS)
@@ -150,12 +152,12 @@ def tolerance(name: str) -> float:
     return 1e-4 if name == "gemma2" else 1e-9  # its eager softmax is float32
 
 
-def trained(group, name: str, checkpointed: bool = False, compiled: bool = False):
+def trained(group, name: str, checkpointed: bool | dict = False, compiled: bool = False):
     """Loss and gradients of the same model over the ranks of a group (None: alone)."""
     size = 1 if group is None else dist.get_world_size(group)
     module = model(name, "magi")
     if checkpointed:
-        module.gradient_checkpointing_enable()
+        module.gradient_checkpointing_enable(None if checkpointed is True else checkpointed)
         module.train()
     whole = plan(size, WINDOW if name == "mistral" else None)
     bound = whole.bind(group)
@@ -178,7 +180,7 @@ def trained(group, name: str, checkpointed: bool = False, compiled: bool = False
     return total, found
 
 
-def agrees(group, name: str, checkpointed: bool = False, compiled: bool = False) -> None:
+def agrees(group, name: str, checkpointed: bool | dict = False, compiled: bool = False) -> None:
     wanted_loss, wanted = reference(name)
     loss, found = trained(group, name, checkpointed, compiled)
     allowed = tolerance(name)
@@ -277,6 +279,16 @@ def test_ranks(group):
 @pytest.mark.parametrize("change", ["checkpointed", "compiled"])
 def test_ranks_recompute_and_compile(group, change):
     agrees(group, "llama", **{change: True})
+
+
+@over(2)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_recomputation_that_keeps_attention(group, is_compiled):
+    """Attention of the two layers runs once."""
+    keeping = {"use_reentrant": False, "context_fn": save_attention}
+    with Counts() as counted:
+        agrees(group, "llama", keeping, is_compiled)
+    assert counted.found[0] == 2
 
 
 def test_models_that_attend_otherwise_again():

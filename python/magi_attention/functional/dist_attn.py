@@ -112,7 +112,7 @@ define(
     _backward,
     tags=UNCAPTURED,
 )
-_forward_op = torch.ops.magi_attention.dist_forward.default
+dist_forward_op = torch.ops.magi_attention.dist_forward.default
 _backward_op = torch.ops.magi_attention.dist_backward.default
 
 
@@ -123,8 +123,9 @@ class DistAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, sink, scale_symbol, softcap_symbol, options):
-        out, lse, max_logits = _forward_op(q, k, v, sink, *options, scale_symbol, softcap_symbol)
-        ctx.save_for_backward(q, k, v, out, lse, sink, scale_symbol, softcap_symbol)
+        symbols = scale_symbol, softcap_symbol
+        out, lse, max_logits = dist_forward_op(q, k, v, sink, *options, *symbols)
+        ctx.save_for_backward(q, k, v, out, lse, sink, *symbols)
         ctx.params = options[:-1]
         if not torch.compiler.is_compiling():
             ctx.attention = find_attention(options[0])  # lives until backward

@@ -15,11 +15,13 @@ in the order of the sequence.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import multi_token_prediction
@@ -39,6 +41,7 @@ from magi_attention.integrations._megatron_batch import (
 )
 from magi_attention.integrations._megatron_recurrent import put_under_plans
 from magi_attention.integrations._model_plans import make_plan
+from magi_attention.training import keeping_attention
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
 _EVERYTHING = (-1, -1)
@@ -330,7 +333,27 @@ def roll_tensor(
     return rolled, total
 
 
+_checkpoint_of_megatron = tensor_parallel.checkpoint
+
+
+def save_attention() -> None:
+    """Has Megatron's recomputation (recompute_granularity "full", and modules that hold attention)
+    keep out and lse of attention, so that it is neither computed nor exchanged again: its function
+    tensor_parallel.checkpoint becomes that of this module, in this process.
+    """
+    tensor_parallel.checkpoint = checkpoint
+
+
+def checkpoint(
+    function: Callable, distribute_saved_activations: bool, *tensors: torch.Tensor
+) -> Any:
+    """Megatron's checkpoint of function(*tensors), which keeps attention."""
+    return _checkpoint_of_megatron(
+        keeping_attention(function), distribute_saved_activations, *tensors
+    )
+
+
 __all__ = [
-    "FORMAT", "MagiCoreAttention", "MagiPackedSeqParams", "adapt_model", "prepare_batch",
-    "roll_tensor", "with_magi_attention",
+    "FORMAT", "MagiCoreAttention", "MagiPackedSeqParams", "adapt_model", "checkpoint",
+    "prepare_batch", "roll_tensor", "save_attention", "with_magi_attention",
 ]  # fmt: skip

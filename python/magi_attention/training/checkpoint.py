@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that keep out and lse of attention, so that recomputation runs neither its kernels
+nor its exchanges again. The backward needs q, k and v besides, which are cheap to project anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+from magi_attention.functional._operators import flex_forward_op, listed_forward_op
+from magi_attention.functional.dist_attn import dist_forward_op
+
+# As which a policy of torch's selective checkpoints sees attention, in eager code too.
+ATTENTION_OPS = (dist_forward_op, flex_forward_op, listed_forward_op)
+
+
+class Keeping(TorchDispatchMode):
+    """A mode that keeps attention off the device, for checkpoints inside of its own, too."""
+
+    def contexts_inside(self) -> tuple[Any, Any]:
+        """Those of a checkpoint inside."""
+        raise NotImplementedError
+
+
+def save_attention() -> tuple[Any, Any]:
+    """A context_fn of torch.utils.checkpoint.checkpoint(..., use_reentrant=False), with which
+    attention is not computed or exchanged again. To keep results of other operators as well, give
+    ATTENTION_OPS and these to torch's create_selective_checkpoint_contexts.
+    """
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, Keeping):
+            return mode.contexts_inside()
+    return create_selective_checkpoint_contexts([*ATTENTION_OPS])
+
+
+def keeping_attention(
+    function: Callable, context_fn: Callable[[], tuple[Any, Any]] = save_attention
+) -> Callable:
+    """function for one checkpoint that runs it twice by itself and takes no context_fn, such as
+    torch's with use_reentrant=True: the first call keeps attention, the later one is given it.
+    """
+    contexts = [*context_fn()]
+
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        with contexts.pop(0) if len(contexts) > 1 else contexts[0]:
+            return function(*arguments, **keywords)
+
+    return run

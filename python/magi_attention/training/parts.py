@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A layer in parts, of which one at a time holds what it needs: attention by groups of kv heads,
+functions of rows and the loss over chunks of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from magi_attention.common._arguments import check_int, check_kind
+from magi_attention.plan import BoundPlan
+from magi_attention.training.checkpoint import save_attention
+
+Projection = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+def attend_by_groups(
+    bound: BoundPlan,
+    x: torch.Tensor,
+    project: Projection,
+    num_groups: int,
+    *,
+    finish: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
+    context_fn: Callable[[], tuple[Any, Any]] = save_attention,
+    **options: Any,
+) -> torch.Tensor:
+    """Attention whose heads come in groups, one after the other: q, k and v of a group are
+    projected, exchanged, attended and dropped, and projected again in the backward. Collective.
+
+    - bound: a plan for the heads of one group: 8 query and 2 kv heads for a layer of 32:8 heads in
+      four groups.
+    - x [rows, ...]: this rank's rows. project(x, group) gives q [rows, heads_q, dim] and k, v
+      [rows, heads_kv, dim] of a group, rotated if they are to be.
+    - finish(out, group): what is added up over groups in place of out of all heads, such as the
+      product with the group's columns of the output projection.
+    - context_fn: of the group's checkpoint; options: those of BoundPlan.calc_attn.
+
+    Returns out [rows, heads of all groups, dim], or the sum over groups of finish. Values and
+    gradients are those of all heads at once; a sum over groups rounds once for each. ValueError or
+    TypeError as calc_attn.
+    """
+    check_kind("bound", bound, BoundPlan, "a bound plan, of the heads of one group")
+    check_int("num_groups", num_groups, 1)
+
+    def attend(x: torch.Tensor, group: int) -> torch.Tensor:
+        out, _ = bound.calc_attn(*project(x, group), **options)
+        return out if finish is None else finish(out, group)
+
+    outs, total = [], None
+    for group in range(num_groups):
+        out = checkpoint(attend, x, group, use_reentrant=False, context_fn=context_fn)
+        if finish is None:
+            outs.append(out)
+        else:
+            total = out if total is None else total.add_(out)
+    return torch.cat(outs, 1) if total is None else total
+
+
+def over_rows(
+    function: Callable[..., torch.Tensor], *tensors: torch.Tensor, rows: int, dim: int = 0
+) -> torch.Tensor:
+    """function(*tensors), a function of each row for itself such as an MLP, over chunks of at most
+    `rows` rows, which are axis `dim` of tensors and result. A chunk is computed again in the
+    backward, where one at a time holds what lies inside of the function. ValueError for tensors of
+    other numbers of rows.
+    """
+    check_int("rows", rows, 1)
+    for tensor in tensors[1:]:
+        if tensor.shape[dim] != tensors[0].shape[dim]:
+            raise ValueError(
+                f"tensors have {tensors[0].shape[dim]} and {tensor.shape[dim]} rows in axis {dim}; "
+                "allowed: equally many"
+            )
+    chunks = zip(*(tensor.split(rows, dim) for tensor in tensors))
+    return torch.cat([checkpoint(function, *chunk, use_reentrant=False) for chunk in chunks], dim)
+
+
+def loss_over_rows(
+    head: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    labels: torch.Tensor,
+    rows: int = 4096,
+    ignore_index: int = -100,
+) -> torch.Tensor:
+    """The sum of the cross entropies of head(hidden) [rows, vocabulary] and labels [rows], which
+    are shifted before, in float32 (float64 for such logits), over chunks of `rows` rows: logits of
+    more are never held. Rows of the label ignore_index count nothing.
+    """
+
+    def losses(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = head(hidden)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return cross_entropy(wide, labels, ignore_index=ignore_index, reduction="none")
+
+    return over_rows(losses, hidden, labels, rows=rows).sum()
