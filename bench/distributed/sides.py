@@ -46,11 +46,11 @@ class Problem:
         return 4.0 * self.area * heads * dim
 
 
-def lengths_of(total: int) -> list[int]:
-    """Documents of draw 0; of a length below all that were drawn, those of the least, scaled."""
+def lengths_of(total: int, draw: int = 0) -> list[int]:
+    """Documents of a draw; of a length below all that were drawn, those of the least, scaled."""
     if total >= _DRAWN:
-        return documents(DATA, total, 0)
-    ends = [0, *itertools.accumulate(documents(DATA, _DRAWN, 0))]
+        return documents(DATA, total, draw)
+    ends = [0, *itertools.accumulate(documents(DATA, _DRAWN, draw))]
     ends = sorted({end * total // _DRAWN for end in ends})
     return [end - begin for begin, end in itertools.pairwise(ends)]
 

@@ -38,9 +38,7 @@ class RmsNorm(nn.Module):
         self.epsilon = shape.norm_epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
-        return self.weight * (wide * scale).to(x.dtype)
+        return nn.functional.rms_norm(x, (x.shape[-1],), self.weight, self.epsilon)
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:

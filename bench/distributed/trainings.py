@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of one Llama whose sequence ranks share: by this package, by Ulysses, by torch's
+context_parallel, and not at all (alone).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import pathlib
+import sys
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
+from torch.utils.checkpoint import (
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
+
+from distributed.baselines import Ulysses
+from magi_attention import masks
+from magi_attention.plan import Plan
+from magi_attention.training import (
+    ATTENTION_OPS,
+    Offload,
+    attend_by_groups,
+    loss_over_rows,
+    over_rows,
+)
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples" / "llama_cp"))
+from model import Llama, Shape, make_plain, rotate
+
+IGNORED = -100
+SIDES = ("ours", "ulysses", "torch_cp", "alone")
+POLICIES = ("whole", "saved", "offloaded")  # recomputed whole; attention saved; and offloaded
+CHUNK = 8192  # rows of the loss, and of the longest sequence's functions of rows
+_SDPA = torch.ops.aten
+
+
+class Data(NamedTuple):
+    """One packed sequence, the same on all ranks: int64 [rows]; lengths: of its documents."""
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    positions: torch.Tensor
+    lengths: list[int]
+
+    @property
+    def bounds(self) -> torch.Tensor:
+        return torch.tensor([0, *self.lengths]).cumsum(0)
+
+    @property
+    def num_learned(self) -> int:
+        return sum(self.lengths) - len(self.lengths)
+
+
+def data_of(lengths: list[int], vocabulary: int, device: torch.device, seed: int = 0) -> Data:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(vocabulary, (sum(lengths),), generator=generator)
+    labels = ids.roll(-1)
+    labels[torch.tensor(lengths).cumsum(0) - 1] = IGNORED
+    positions = torch.cat([torch.arange(n) for n in lengths])
+    return Data(ids.to(device), labels.to(device), positions.to(device), lengths)
+
+
+# Of peers that are installed, as selective checkpoints see them.
+def _sdpa_ops() -> list:
+    names = ("cudnn", "flash", "efficient")
+    ops = [getattr(_SDPA, f"_scaled_dot_product_{name}_attention").default for name in names]
+    return [*ops, _SDPA._scaled_dot_product_flash_attention_for_cpu.default]
+
+
+def has_fa4() -> bool:
+    with contextlib.suppress(ImportError):
+        return importlib.util.find_spec("flash_attn.cute") is not None
+    return False
+
+
+@torch.library.custom_op("magi_bench::fa4_forward", mutates_args=())
+def fa4_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor, longest: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse of packed causal documents, or of one, for which FlashAttention-4 has a call
+    without bounds.
+    """
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    (q, k, v), options = _fa4_inputs((q, k, v), bounds, longest)
+    out, lse = _flash_attn_fwd(q, k, v, return_lse=True, **options)[:2]
+    return (out[0], lse[0]) if len(bounds) == 2 else (out, lse)
+
+
+def _fa4_inputs(tensors, bounds, longest: int):
+    options = {"causal": True, "softmax_scale": tensors[0].shape[-1] ** -0.5}
+    if len(bounds) == 2:
+        return [t[None] for t in tensors], options
+    options |= {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
+    return tensors, options | {"max_seqlen_q": longest, "max_seqlen_k": longest}
+
+
+@torch.library.custom_op("magi_bench::fa4_backward", mutates_args=())
+def fa4_backward(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+    lse: torch.Tensor, bounds: torch.Tensor, longest: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """dq, dk and dv."""
+    from flash_attn.cute.interface import _flash_attn_bwd
+
+    gradients = tuple(t.new_empty(t.shape) for t in (q, k, v))
+    given, options = _fa4_inputs((q, k, v, out, dout, lse, *gradients), bounds, longest)
+    *given, dq, dk, dv = given
+    _flash_attn_bwd(*given, dq=dq, dk=dk, dv=dv, **options)
+    return gradients
+
+
+def _keep_fa4(ctx, inputs, output) -> None:
+    *tensors, ctx.longest = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _fa4_gradients(ctx, dout, dlse):
+    q, k, v, bounds, out, lse = ctx.saved_tensors
+    given = (dout.contiguous(), q, k, v, out, lse, bounds, ctx.longest)
+    return *fa4_backward(*given), None, None
+
+
+fa4_forward.register_autograd(_fa4_gradients, setup_context=_keep_fa4)
+
+
+def sdpa(q, k, v, **options) -> torch.Tensor:
+    """torch's causal attention of [rows, heads, dim] under cuDNN where it is there. The function is
+    looked up in each call, as context_parallel puts another in its place.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kinds = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
+    turned = (t.transpose(0, 1)[None] for t in (q, k, v))
+    with sdpa_kernel(kinds, set_priority=True) if q.is_cuda else contextlib.nullcontext():
+        out = functional.scaled_dot_product_attention(*turned, is_causal=True, **options)
+    return out[0].transpose(0, 1)
+
+
+class Side:
+    """Rows of this rank under one way to share. is_alone: whether each rank has a sequence."""
+
+    is_alone = False
+
+    def __init__(self, data: Data, shape: Shape, group: dist.ProcessGroup) -> None:
+        self.data, self.shape, self.group = data, shape, group
+        self.rows = data.ids, data.labels, data.positions
+
+    @property
+    def loss_factor(self) -> float:
+        """Of the sum of this rank's losses, as FSDP averages gradients over ranks."""
+        return dist.get_world_size(self.group) / self.data.num_learned
+
+    def entered(self):
+        """What a step, backward included, runs inside of."""
+        return contextlib.nullcontext()
+
+    def attend(self, q, k, v) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class Ours(Side):
+    """A plan of the documents."""
+
+    def __init__(self, data: Data, shape: Shape, group: dist.ProcessGroup) -> None:
+        super().__init__(data, shape, group)
+        self.bound = self.bind(shape.heads, shape.kv_heads)
+        self.dispatch(data)
+
+    def dispatch(self, data: Data) -> None:
+        """This rank's rows of such documents."""
+        self.rows = tuple(
+            self.bound.dispatch(x, pad_value=pad)
+            for x, pad in zip((data.ids, data.labels, data.positions), (0, IGNORED, 0))
+        )
+
+    def bind(self, heads: int, kv_heads: int):
+        """The plan for so many heads."""
+        return Plan.from_mask(
+            masks.from_cu_seqlens(self.data.bounds),
+            cp_size=1 if self.is_alone else dist.get_world_size(self.group),
+            num_heads_q=heads, num_heads_kv=kv_heads, head_dim=self.shape.head_dim,
+        ).bind(None if self.is_alone else self.group)  # fmt: skip
+
+    def attend(self, q, k, v) -> torch.Tensor:
+        return self.bound.calc_attn(q, k, v)[0]
+
+
+class Alone(Ours):
+    """Every rank has a whole sequence, here the same one."""
+
+    is_alone = True
+
+    @property
+    def loss_factor(self) -> float:
+        return 1 / self.data.num_learned
+
+
+class _ToHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, ulysses, *qkv):
+        ctx.ulysses = ulysses
+        return tuple(ulysses._to_heads(*qkv))
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return None, *ctx.ulysses._to_rows(*(g.contiguous() for g in gradients))
+
+
+class _ToRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, ulysses, out):
+        ctx.ulysses = ulysses
+        return ulysses._to_rows(out.contiguous())[0]
+
+    @staticmethod
+    def backward(ctx, dout):
+        return None, ctx.ulysses._to_heads(dout.contiguous())[0]
+
+
+class UlyssesSide(Side):
+    """Equal runs of rows; all rows of a share of the heads for FlashAttention-4, or torch's
+    attention of one document after the other where that is not installed.
+    """
+
+    def __init__(self, data: Data, shape: Shape, group: dist.ProcessGroup) -> None:
+        super().__init__(data, shape, group)
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        self.rows = tuple(x.chunk(size)[rank] for x in self.rows)
+        self._ulysses = Ulysses(group, None)
+        self._is_fa4 = data.ids.is_cuda and has_fa4()
+        self._bounds = data.bounds.int().to(data.ids.device)
+
+    def attend(self, q, k, v) -> torch.Tensor:
+        qkv = _ToHeads.apply(self._ulysses, *(t.contiguous() for t in (q, k, v)))
+        if self._is_fa4:
+            out, _ = fa4_forward(*qkv, self._bounds, max(self.data.lengths))
+        else:
+            parts = zip(*(t.split(self.data.lengths) for t in qkv), strict=True)
+            out = torch.cat([sdpa(*part, enable_gqa=True) for part in parts])
+        return _ToRows.apply(self._ulysses, out)
+
+
+class TorchCp(Side):
+    """torch.distributed.tensor.experimental.context_parallel, which knows of one sequence."""
+
+    def __init__(self, data: Data, shape: Shape, group: dist.ProcessGroup) -> None:
+        super().__init__(data, shape, group)
+        if len(data.lengths) > 1 or not data.ids.is_cuda:
+            raise NotImplementedError("torch_cp has one causal sequence, on GPUs")
+        self._mesh = DeviceMesh.from_group(group, data.ids.device.type)
+        self._has_gqa = self._takes_grouped_queries()
+
+    def _takes_grouped_queries(self) -> bool:
+        def leaf(heads: int) -> torch.Tensor:
+            size = 128, heads, self.shape.head_dim
+            made = torch.randn(size, device=self.data.ids.device, dtype=torch.bfloat16)
+            return made.requires_grad_()
+
+        heads = self.shape.heads, self.shape.kv_heads, self.shape.kv_heads
+        try:
+            with self.entered():
+                sdpa(*map(leaf, heads), enable_gqa=True).sum().backward()
+        except Exception as error:
+            print(f"torch_cp repeats keys: {str(error).splitlines()[0]}", file=sys.stderr)
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def entered(self):
+        from torch.distributed.tensor.experimental import context_parallel
+
+        buffers = [x[None].clone() for x in (self.data.ids, self.data.labels, self.data.positions)]
+        with context_parallel(self._mesh, buffers=buffers, buffer_seq_dims=[1, 1, 1]):
+            self.rows = tuple(buffer[0] for buffer in buffers)
+            yield
+
+    def attend(self, q, k, v) -> torch.Tensor:
+        if self._has_gqa:
+            return sdpa(q, k, v, enable_gqa=True)
+        repeats = q.shape[1] // k.shape[1]
+        return sdpa(q, *(t.repeat_interleave(repeats, 1) for t in (k, v)))
+
+
+MAKERS = {"ours": Ours, "ulysses": UlyssesSide, "torch_cp": TorchCp, "alone": Alone}
+
+
+class Policy:
+    """What checkpoints of all layers do, which may change from step to step."""
+
+    def __init__(self) -> None:
+        self.choose("whole")
+
+    def choose(self, name: str) -> None:
+        saved = functools.partial(
+            create_selective_checkpoint_contexts,
+            [*ATTENTION_OPS, torch.ops.magi_bench.fa4_forward.default, *_sdpa_ops()],
+        )
+        self.host = Offload() if name == "offloaded" else contextlib.nullcontext()
+        self.context_fn = {"whole": noop_context_fn, "saved": saved}.get(name)
+        if name == "offloaded":
+            self.context_fn = self.host.save_attention
+
+
+class Checkpointed(nn.Module):
+    """A layer that is recomputed in the backward."""
+
+    def __init__(self, layer: nn.Module, policy: Policy) -> None:
+        super().__init__()
+        self.layer, self._policy = layer, policy
+
+    def forward(self, *inputs):
+        return checkpoint(
+            self.layer, *inputs, use_reentrant=False, preserve_rng_state=False,
+            context_fn=self._policy.context_fn,
+        )  # fmt: skip
+
+
+class Trained(nn.Module):
+    """The sum of the losses of a side's rows."""
+
+    def __init__(self, llama: Llama, policy: Policy) -> None:
+        super().__init__()
+        layers = llama.model.layers
+        for number, layer in enumerate(layers):
+            layers[number] = Checkpointed(layer, policy)
+        self.llama, self.policy = llama, policy
+
+    def forward(self, ids, labels, positions, attend):
+        with self.policy.host:
+            hidden = self.llama.model(ids, positions, attend)
+        return loss_over_rows(self.llama.lm_head, hidden, labels, rows=CHUNK)
+
+
+class InParts(nn.Module):
+    """A layer of the example for the longest sequences: q, k and v of some kv heads at a time, and
+    what is a function of rows over chunks of them. attend: bound plan of one group, and groups.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, positions, attend):
+        bound, groups = attend
+        layer, of = self.layer, self.layer.self_attn
+        dim, theta = of.shape.head_dim, of.shape.rope_theta
+
+        def project(x, group: int):
+            def rows(x, positions):
+                x = layer.input_layernorm(x)
+                q, k, v = (
+                    functional.linear(x, p.weight.chunk(groups)[group]).unflatten(1, (-1, dim))
+                    for p in (of.q_proj, of.k_proj, of.v_proj)
+                )
+                turned = (rotate(t, positions, theta) for t in (q, k))
+                return torch.cat((*turned, v), 1)
+
+            kv_heads = of.shape.kv_heads // groups
+            heads = (of.shape.heads // groups, kv_heads, kv_heads)
+            return over_rows(rows, x, positions, rows=CHUNK).split(heads, 1)
+
+        def finish(out, group: int):
+            return functional.linear(out.flatten(1), of.o_proj.weight.chunk(groups, 1)[group])
+
+        def rest(x, attended):
+            x = x + attended
+            return x + layer.mlp(layer.post_attention_layernorm(x))
+
+        attended = attend_by_groups(bound, x, project, groups, finish=finish)
+        return over_rows(rest, x, attended, rows=CHUNK)
+
+
+def make_model(
+    shape: Shape, device: torch.device, group: dist.ProcessGroup, in_parts: bool = False
+) -> Trained:
+    """The same weights on all ranks, sharded by FSDP2; products are of bfloat16 on GPUs."""
+    with device:
+        model = Trained(make_plain(shape), Policy())
+    if in_parts:
+        for checkpointed in model.llama.model.layers:
+            checkpointed.layer = InParts(checkpointed.layer)
+    mesh = DeviceMesh.from_group(group, device.type)
+    precision = MixedPrecisionPolicy()
+    if device.type == "cuda":
+        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in model.llama.model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+    return model
