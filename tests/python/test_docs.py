@@ -54,6 +54,21 @@ def test_example_of_backends(capsys):
     assert len(shown) == 5 and shown[0].startswith("ffa|cutedsl") and ": cpu" in shown[0]
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_examples_of_training(index):
+    """test_megatron.py has the one of Megatron."""
+    if index == 1:
+        pytest.importorskip("transformers", minversion="5")
+    shown = {}
+    exec(blocks("docs/training.md")[index], shown)
+    if index == 1:
+        assert shown["model"].is_gradient_checkpointing
+        ids = torch.arange(30)[None]
+        shown["model"](input_ids=ids, labels=ids).loss.backward()
+    weights = shown["model" if index else "layers"].parameters()
+    assert all(weight.grad.isfinite().all() for weight in weights)
+
+
 def run_shown(group) -> None:
     """The examples over ranks, one after the other, as if torchrun had started this process."""
     _, over_ranks, as_a_plan, *_, traced = blocks("docs/python.md")

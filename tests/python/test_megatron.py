@@ -213,8 +213,8 @@ def test_recomputation_that_keeps_attention(group):
         stack.enter_context(mock.patch(f"{random}.{names[1]}"))
         stack.enter_context(mock.patch(f"{random}._fork_rng", contextlib.nullcontext))
         stack.callback(setattr, tensor_parallel, "checkpoint", own)
-        for prepare in (lambda: None, ours.save_attention):
-            prepare()
+        for code in ("", blocks("docs/training.md")[2]):
+            exec(code, {})
             with Counts() as counted:
                 check_packed(2, **recomputed)
             counts.append(counted.found)

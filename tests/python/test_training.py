@@ -54,12 +54,12 @@ class Counts:
 class Layer(nn.Module):
     """Attention with a residual connection; each rank has the same weights."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
         torch.manual_seed(seed)
         heads = HEADS[0] + 2 * HEADS[1]
-        self.qkv = nn.Linear(WIDTH, heads * DIM, bias=False, dtype=torch.float64)
-        self.out = nn.Linear(HEADS[0] * DIM, WIDTH, bias=False, dtype=torch.float64)
+        self.qkv = nn.Linear(WIDTH, heads * DIM, bias=False, dtype=dtype)
+        self.out = nn.Linear(HEADS[0] * DIM, WIDTH, bias=False, dtype=dtype)
 
     def forward(self, x, bound):
         q, k, v = self.qkv(x).unflatten(1, (-1, DIM)).split((HEADS[0], HEADS[1], HEADS[1]), 1)
@@ -76,10 +76,10 @@ def bound_for(group, groups: int = 1):
     return plan.bind(group)
 
 
-def local_rows(bound, seed: int = 1):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
-    return bound.dispatch(x).requires_grad_()
+def local_rows(bound, dtype: torch.dtype = torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(ROWS, WIDTH, generator=generator, device="cpu")
+    return bound.dispatch(x.to(torch.get_default_device(), dtype)).requires_grad_()
 
 
 def run(layers, x, step):
@@ -290,8 +290,12 @@ def parts_of(layer: Layer, groups: int):
 @over(1, 2)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_groups_of_heads(group, groups):
-    bound, of_group, layers = bound_for(group), bound_for(group, groups), [Layer(0), Layer(1)]
-    x = local_rows(bound)
+    check_groups(group, groups)
+
+
+def check_groups(group, groups: int, dtype=torch.float64, tolerance: float = 1e-12) -> None:
+    bound, of_group = bound_for(group), bound_for(group, groups)
+    layers, x = [Layer(seed, dtype) for seed in range(2)], local_rows(bound, dtype)
     wanted = run(layers, x, lambda layer, y: layer(y, bound))
 
     def summed(layer, y):
@@ -313,7 +317,7 @@ def test_groups_of_heads(group, groups):
 
     for step in (summed, joined, in_a_checkpoint, offloaded):
         with Counts() as counted:
-            check_equal(run(layers, x, step), wanted)
+            check_equal(run(layers, x, step), wanted, tolerance)
         assert counted.found[0] == 2 * groups, step
 
 
