@@ -42,7 +42,7 @@ def test_parts_are_there_once_the_package_is_imported():
     """What the guide names behind `import magi_attention`, without an import of its own."""
     code = """
 import magi_attention
-for part in ("api", "backends", "errors", "masks", "BoundPlan", "Plan", "trace"):
+for part in ("api", "backends", "errors", "masks", "training", "BoundPlan", "Plan", "trace"):
     assert part == "api" or part in dir(magi_attention), part  # dir() tells what is new
     getattr(magi_attention, part)
 """

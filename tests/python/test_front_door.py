@@ -35,7 +35,8 @@ def dense(mask):
 def test_dir_shows_own_names_alone():
     shown = {name for name in dir(magi_attention) if not name.startswith("_")}
     assert shown == {
-        "BoundPlan", "Plan", "attention", "backends", "errors", "masks", "trace", "version",
+        "BoundPlan", "Plan", "attention", "backends", "errors", "masks", "trace",
+        "training", "version",
     }  # fmt: skip
     assert all(hasattr(magi_attention, name) for name in magi_attention.__all__)
     assert magi_attention.__all__[0] == "BoundPlan"

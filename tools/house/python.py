@@ -24,6 +24,7 @@ LEVELS = (
     ("rows",),
     ("config", "functional", "masks", "tracing"),
     ("_attention", "plan"),
+    ("training",),
     ("compat", "plan_memory", "recurrent"),
     ("_doctor", "api"),
     ("integrations", PACKAGE),
