@@ -35,7 +35,7 @@ from magi_attention.training import (
     over_rows,
 )
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples" / "llama_cp"))
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "examples" / "llama_cp"))
 from model import Llama, Shape, make_plain, rotate
 
 IGNORED = -100

@@ -27,6 +27,7 @@ from magi_attention.training import (
 )
 from magi_attention.training.offload import _Stored
 from ranks import over
+from test_sparse_ranks import bound_under, lists_inside, tensors, window_of
 
 ROWS, HEADS, DIM, WIDTH = 40, (8, 4), 8, 24
 
@@ -171,6 +172,23 @@ def test_kept_attention_on_one_device():
         check_equal([found], [wanted])
 
 
+@over(1, 2)
+def test_kept_sparse_attention(group):
+    bound = bound_under(window_of(ROWS, 20), group)
+    local = [bound.dispatch(leaf.detach()).requires_grad_() for leaf in tensors(ROWS)]
+    lists = bound.dispatch(lists_inside(ROWS, 8, 3, 1))
+
+    def attend(*qkv):
+        return bound.calc_sparse_attn(*qkv, lists)[0]
+
+    wanted = torch.autograd.grad(attend(*local).square().sum(), local)
+    for context_fn in (save_attention, Offload().save_attention):
+        with Counts() as counted:
+            out = checkpoint(attend, *local, use_reentrant=False, context_fn=context_fn)
+            check_equal(torch.autograd.grad(out.square().sum(), local), wanted)
+        assert counted.found[0] == 1
+
+
 @pytest.fixture
 def on_the_host(monkeypatch):
     """Tensors in host memory move, too; what moves is counted."""
@@ -229,20 +247,19 @@ def test_offloaded(on_the_host, has_checkpoints):
     ],
 )
 def test_fetched_one_layer_ahead(on_the_host, layers, wanted):
-    host, log = Offload(min_bytes=0, layers=layers), []
-    tensors = []
+    host, log, packed = Offload(min_bytes=0, layers=layers), [], []
     with host:
         for number in range(5):
             host.recompute()
-            tensors.append([torch.full((3,), float(2 * number + i)) for i in range(2)])
-            tensors[-1] = [host._pack(tensor) for tensor in tensors[-1]]
-    for layer in reversed(tensors):
+            made = (torch.full((3,), float(2 * number + i)) for i in range(2))
+            packed.append([host._pack(tensor) for tensor in made])
+    for layer in reversed(packed):
         for stored in layer:
             host._unpack(stored)
             host._unpack(stored)  # as retain_graph does
-            log.append([number for number, one in enumerate(tensors) if one[1]._tensor is not None])
+            log.append([number for number, one in enumerate(packed) if one[1]._tensor is not None])
     assert log[::2] == wanted
-    assert [[float(host._unpack(one)[0]) for one in layer] for layer in tensors] == [
+    assert [[float(host._unpack(one)[0]) for one in layer] for layer in packed] == [
         [2.0 * n, 2.0 * n + 1] for n in range(5)
     ]
 

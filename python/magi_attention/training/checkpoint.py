@@ -28,8 +28,10 @@ class Keeping(TorchDispatchMode):
 
 def save_attention() -> tuple[Any, Any]:
     """A context_fn of torch.utils.checkpoint.checkpoint(..., use_reentrant=False), with which
-    attention is not computed or exchanged again. To keep results of other operators as well, give
-    ATTENTION_OPS and these to torch's create_selective_checkpoint_contexts.
+    attention is not computed or exchanged again. The keys that calc_sparse_attn brings from other
+    ranks come again, as its backward needs them, and dispatch, undispatch and roll run again. To
+    keep results of other operators as well, give ATTENTION_OPS and these to torch's
+    create_selective_checkpoint_contexts.
     """
     for mode in _get_current_dispatch_mode_stack():
         if isinstance(mode, Keeping):
