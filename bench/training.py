@@ -8,11 +8,12 @@
 A case is `causal` (one document) or `packed` (documents of bench/data), and tokens of the whole
 sequence: packed.16k, causal.128k, ... Layers have the shape of Llama-8B (8 of them, 4 from 128k
 tokens on); FSDP2 shards weights, AdamW steps. Sides: `ours` (calc_attn), `ulysses`
-(FlashAttention-4 where it is installed, else torch's attention), `torch_cp` (context_parallel with
-cuDNN, causal cases), `alone` (a whole sequence on every GPU with our kernel). Each runs under each
-of --policies: `whole` (layers are recomputed whole), `saved` (attention is kept), `offloaded` (and
-moved to the host with the layers' inputs). First the losses and gradients of all are compared; then
-rounds time every one once, in random order, and medians of the slowest rank count.
+(FlashAttention-4 where it is installed, else another package's kernel or ours), `torch_cp`
+(context_parallel with cuDNN, causal cases), `alone` (a whole sequence on every GPU with our
+kernel). Each runs under each of --policies: `whole` (layers are recomputed whole), `saved`
+(attention is kept), `offloaded` (and moved to the host with the layers' inputs). First the losses
+and gradients of all are compared; then rounds time every one once, in random order, and medians of
+the slowest rank count.
 
 Other cases: `new_mask.64k` (what a mask costs that was not seen before, one layer), `longest.1024k`
 (one sequence on each GPU, 4 layers in parts and offloaded, forward and backward; gradients of 32k
@@ -266,6 +267,7 @@ def steps(bench: Bench, case: str) -> dict:
         side = sides[label.split(".")[0]]
         found["seconds"] = times[label]
         found["peak_gib"] = peaks[label]
+        found["kernel"] = getattr(side, "kernel", None)
         of_rank = tokens if side.is_alone else tokens / bench.size
         found["tokens_per_second"] = of_rank / statistics.median(times[label])
         if bench.given.trace:

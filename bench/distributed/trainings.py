@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import pathlib
 import sys
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from torch.utils.checkpoint import (
 
 from distributed.baselines import Ulysses
 from magi_attention import masks
+from magi_attention.backends._table import is_usable
 from magi_attention.plan import Plan
 from magi_attention.training import (
     ATTENTION_OPS,
@@ -42,7 +42,11 @@ IGNORED = -100
 SIDES = ("ours", "ulysses", "torch_cp", "alone")
 POLICIES = ("whole", "saved", "offloaded")  # recomputed whole; attention saved; and offloaded
 CHUNK = 8192  # rows of the loss, and of the longest sequence's functions of rows
-_SDPA = torch.ops.aten
+OTHERS = ("fa4", "cudnn", "flex")  # backends of other packages, the fastest first
+SDPA_OPS = [
+    getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention").default
+    for name in ("cudnn", "flash")
+]
 
 
 class Data(NamedTuple):
@@ -71,70 +75,6 @@ def data_of(lengths: list[int], vocabulary: int, device: torch.device, seed: int
     return Data(ids.to(device), labels.to(device), positions.to(device), lengths)
 
 
-# Of peers that are installed, as selective checkpoints see them.
-def _sdpa_ops() -> list:
-    names = ("cudnn", "flash", "efficient")
-    ops = [getattr(_SDPA, f"_scaled_dot_product_{name}_attention").default for name in names]
-    return [*ops, _SDPA._scaled_dot_product_flash_attention_for_cpu.default]
-
-
-def has_fa4() -> bool:
-    with contextlib.suppress(ImportError):
-        return importlib.util.find_spec("flash_attn.cute") is not None
-    return False
-
-
-@torch.library.custom_op("magi_bench::fa4_forward", mutates_args=())
-def fa4_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor, longest: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse of packed causal documents, or of one, for which FlashAttention-4 has a call
-    without bounds.
-    """
-    from flash_attn.cute.interface import _flash_attn_fwd
-
-    (q, k, v), options = _fa4_inputs((q, k, v), bounds, longest)
-    out, lse = _flash_attn_fwd(q, k, v, return_lse=True, **options)[:2]
-    return (out[0], lse[0]) if len(bounds) == 2 else (out, lse)
-
-
-def _fa4_inputs(tensors, bounds, longest: int):
-    options = {"causal": True, "softmax_scale": tensors[0].shape[-1] ** -0.5}
-    if len(bounds) == 2:
-        return [t[None] for t in tensors], options
-    options |= {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
-    return tensors, options | {"max_seqlen_q": longest, "max_seqlen_k": longest}
-
-
-@torch.library.custom_op("magi_bench::fa4_backward", mutates_args=())
-def fa4_backward(
-    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
-    lse: torch.Tensor, bounds: torch.Tensor, longest: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """dq, dk and dv."""
-    from flash_attn.cute.interface import _flash_attn_bwd
-
-    gradients = tuple(t.new_empty(t.shape) for t in (q, k, v))
-    given, options = _fa4_inputs((q, k, v, out, dout, lse, *gradients), bounds, longest)
-    *given, dq, dk, dv = given
-    _flash_attn_bwd(*given, dq=dq, dk=dk, dv=dv, **options)
-    return gradients
-
-
-def _keep_fa4(ctx, inputs, output) -> None:
-    *tensors, ctx.longest = inputs
-    ctx.save_for_backward(*tensors, *output)
-
-
-def _fa4_gradients(ctx, dout, dlse):
-    q, k, v, bounds, out, lse = ctx.saved_tensors
-    given = (dout.contiguous(), q, k, v, out, lse, bounds, ctx.longest)
-    return *fa4_backward(*given), None, None
-
-
-fa4_forward.register_autograd(_fa4_gradients, setup_context=_keep_fa4)
-
-
 def sdpa(q, k, v, **options) -> torch.Tensor:
     """torch's causal attention of [rows, heads, dim] under cuDNN where it is there. The function is
     looked up in each call, as context_parallel puts another in its place.
@@ -143,9 +83,17 @@ def sdpa(q, k, v, **options) -> torch.Tensor:
 
     kinds = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
     turned = (t.transpose(0, 1)[None] for t in (q, k, v))
-    with sdpa_kernel(kinds, set_priority=True) if q.is_cuda else contextlib.nullcontext():
+    with sdpa_kernel(kinds, set_priority=True):
         out = functional.scaled_dot_product_attention(*turned, is_causal=True, **options)
     return out[0].transpose(0, 1)
+
+
+def plan_of(data: Data, ranks: int, heads: int, kv_heads: int, dim: int) -> Plan:
+    """A plan of the documents."""
+    return Plan.from_mask(
+        masks.from_cu_seqlens(data.bounds), cp_size=ranks, num_heads_q=heads,
+        num_heads_kv=kv_heads, head_dim=dim,
+    )  # fmt: skip
 
 
 class Side:
@@ -187,11 +135,9 @@ class Ours(Side):
 
     def bind(self, heads: int, kv_heads: int):
         """The plan for so many heads."""
-        return Plan.from_mask(
-            masks.from_cu_seqlens(self.data.bounds),
-            cp_size=1 if self.is_alone else dist.get_world_size(self.group),
-            num_heads_q=heads, num_heads_kv=kv_heads, head_dim=self.shape.head_dim,
-        ).bind(None if self.is_alone else self.group)  # fmt: skip
+        size = 1 if self.is_alone else dist.get_world_size(self.group)
+        plan = plan_of(self.data, size, heads, kv_heads, self.shape.head_dim)
+        return plan.bind(None if self.is_alone else self.group)
 
     def attend(self, q, k, v) -> torch.Tensor:
         return self.bound.calc_attn(q, k, v)[0]
@@ -211,7 +157,7 @@ class _ToHeads(torch.autograd.Function):
     @staticmethod
     def forward(ctx, ulysses, *qkv):
         ctx.ulysses = ulysses
-        return tuple(ulysses._to_heads(*qkv))
+        return tuple(ulysses._to_heads(*(t.contiguous() for t in qkv)))
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -230,8 +176,8 @@ class _ToRows(torch.autograd.Function):
 
 
 class UlyssesSide(Side):
-    """Equal runs of rows; all rows of a share of the heads for FlashAttention-4, or torch's
-    attention of one document after the other where that is not installed.
+    """Equal runs of rows; all rows of a share of the heads for FlashAttention-4's own calls, or for
+    the next of OTHERS that is installed, or for our kernel.
     """
 
     def __init__(self, data: Data, shape: Shape, group: dist.ProcessGroup) -> None:
@@ -239,16 +185,13 @@ class UlyssesSide(Side):
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         self.rows = tuple(x.chunk(size)[rank] for x in self.rows)
         self._ulysses = Ulysses(group, None)
-        self._is_fa4 = data.ids.is_cuda and has_fa4()
-        self._bounds = data.bounds.int().to(data.ids.device)
+        heads = shape.heads // size, shape.kv_heads // size
+        usable = [name for name in OTHERS if is_usable(name)] if data.ids.is_cuda else []
+        self.kernel = (*usable, "ffa")[0]
+        self._inner = plan_of(data, 1, *heads, shape.head_dim).bind(None, backend=self.kernel)
 
     def attend(self, q, k, v) -> torch.Tensor:
-        qkv = _ToHeads.apply(self._ulysses, *(t.contiguous() for t in (q, k, v)))
-        if self._is_fa4:
-            out, _ = fa4_forward(*qkv, self._bounds, max(self.data.lengths))
-        else:
-            parts = zip(*(t.split(self.data.lengths) for t in qkv), strict=True)
-            out = torch.cat([sdpa(*part, enable_gqa=True) for part in parts])
+        out, _ = self._inner.calc_attn(*_ToHeads.apply(self._ulysses, q, k, v))
         return _ToRows.apply(self._ulysses, out)
 
 
@@ -305,7 +248,7 @@ class Policy:
     def choose(self, name: str) -> None:
         saved = functools.partial(
             create_selective_checkpoint_contexts,
-            [*ATTENTION_OPS, torch.ops.magi_bench.fa4_forward.default, *_sdpa_ops()],
+            [*ATTENTION_OPS, *SDPA_OPS],
         )
         self.host = Offload() if name == "offloaded" else contextlib.nullcontext()
         self.context_fn = {"whole": noop_context_fn, "saved": saved}.get(name)
