@@ -37,6 +37,7 @@ def sharded(**settings):
         (2, "llama", {"accelerator_config": {"dispatch_batches": False}}, "streamed"),
         (2, "llama", {}, "lora"),
         (2, "llama", {"gradient_checkpointing": True}, "lora"),
+        (2, "llama", sharded(), "offloaded"),  # inputs of layers and attention, as training.md says
         # Under autocast rotated queries and keys are of float32 and values of bfloat16.
         (2, "llama", {"bf16": True}, ""),
         (2, "gpt_oss", {"bf16": True}, ""),

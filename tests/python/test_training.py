@@ -234,7 +234,7 @@ def test_offloaded(on_the_host, has_checkpoints):
     if has_checkpoints:  # the inputs of five layers, of which two stay
         assert on_the_host == ["send", "send", "leave", "send", "leave", *on_the_host[5:]]
     gc.collect()
-    assert not [one for layer in host._recent for one in layer._alive()]
+    assert not [one for layer in host._recent for one in layer.alive()]
 
 
 # Layers on the device behind each layer's first tensor, which brings the layer before it. Of the
@@ -269,7 +269,7 @@ def test_what_is_not_moved(on_the_host):
     x = torch.randn(6, 8, dtype=torch.float64)
     with Offload(min_bytes=6 * 8 * 8 + 1) as host:
         y = layer(x)
-    packed = [one for held in host._recent for one in held._alive()]
+    packed = [one for held in host._recent for one in held.alive()]
     assert [one._tensor.shape for one in packed] == [(6, 16), (6, 16)]  # no weights, no small ones
     y.sum().backward()
     with pytest.raises(ValueError, match=r"^min_bytes is -1; allowed: "):

@@ -18,6 +18,7 @@ from transformers import Trainer, TrainingArguments
 import test_transformers as models
 from magi_attention import api
 from magi_attention.integrations.trainer import MagiCallback, MagiCollator, unpad, use
+from magi_attention.training import Offload
 from ranks import refuses
 
 STEPS = 4
@@ -167,6 +168,11 @@ def trainer(world, cp_size: int, name: str, options: dict, change: str = "") -> 
         dataset = Streamed(dataset)
     if change == "lora":
         model = with_adapters(model)
+    if change == "offloaded":
+        host = Offload(min_bytes=0)
+        keeping = {"use_reentrant": False, "context_fn": host.save_attention}
+        model.gradient_checkpointing_enable(keeping)
+        host.over(model)
     if options.get("bf16"):
         model.float()
     sharded = sharded_on_cpus() if "fsdp" in options else contextlib.nullcontext()

@@ -72,10 +72,12 @@ class Offload:
     def _next_layer(self) -> _Layer:
         previous = self._recent[-1] if self._recent else None
         if previous is not None:
-            previous.send()
+            for stored in previous.alive():
+                stored.send()
         self._recent.append(_Layer(previous))
         if len(self._recent) > self._layers:
-            self._recent.popleft().leave()
+            for stored in self._recent.popleft().alive():
+                stored.leave()
         return self._recent[-1]
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Stored:
@@ -91,11 +93,11 @@ class Offload:
     def _unpack(self, packed: torch.Tensor | _Stored) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
-        previous = packed.layer.previous()
-        tensor = packed.take()
-        packed.layer.fetch()
-        if previous is not None and self._layers > 1:
-            previous.fetch()
+        tensor, layers = packed.take(), [packed.layer, packed.layer.previous()]
+        for layer in layers[: self._layers]:
+            for stored in () if layer is None else layer.alive():
+                if not stored.was_taken:
+                    stored.fetch()
         return tensor
 
     def _side_of(self, device: torch.device) -> _Side:
@@ -135,25 +137,10 @@ class _Layer:
         self.stored: list[weakref.ref[_Stored]] = []
         self.previous = (lambda: None) if previous is None else weakref.ref(previous)
 
-    def _alive(self) -> list[_Stored]:
+    def alive(self) -> list[_Stored]:
+        """Its tensors that somebody may still ask for."""
         found = (reference() for reference in self.stored)
         return [stored for stored in found if stored is not None]
-
-    def send(self) -> None:
-        """Begins to copy tensors to the host."""
-        for stored in self._alive():
-            stored.send()
-
-    def leave(self) -> None:
-        """Gives the device's memory back, which is copied by then."""
-        for stored in self._alive():
-            stored.leave()
-
-    def fetch(self) -> None:
-        """Begins to bring back what is in host memory alone and was not used yet."""
-        for stored in self._alive():
-            if not stored.was_taken:
-                stored.fetch()
 
 
 class _Stored:
