@@ -221,8 +221,8 @@ def compare(bench: Bench, data, layers: int) -> tuple[dict, dict, dict]:
                     sides[name] = MAKERS[name](data, bench.shape, bench.group)
                 bench.model.policy.choose(policy)
                 loss, norm = bench.loss_and_norm(sides[name])
-            except (NotImplementedError, RuntimeError, ValueError) as caught:
-                error = f"{type(caught).__name__}: {str(caught).splitlines()[0]}"
+            except Exception as caught:  # a peer's; what is ours fails the run
+                error = repr(caught)[:400]
             if bench.slowest(error is not None):
                 failed[label] = error or "another rank failed"
                 bench.say(f"  {label}: {failed[label]}")
@@ -236,7 +236,7 @@ def compare(bench: Bench, data, layers: int) -> tuple[dict, dict, dict]:
 
 
 def agree(bench: Bench, known: dict) -> bool:
-    first = next(iter(known.values()))
+    first = next(iter(known.values()), None)
     for label, found in known.items():
         for what, allowed in zip(("loss", "grad_norm"), CLOSE[bench.device.type], strict=True):
             if abs(found[what] - first[what]) > allowed * abs(first[what]):
@@ -251,7 +251,7 @@ def steps(bench: Bench, case: str) -> dict:
     layers = bench.given.layers or (bench.shape.layers if tokens < 1 << 17 else LONG_LAYERS)
     bench.make(layers)
     sides, known, failed = compare(bench, bench.data(lengths_in(kind, tokens)), layers)
-    agrees = bool(known) and agree(bench, known)
+    agrees = agree(bench, known) and not any(label.startswith("ours") for label in failed)
     draw, times = random.Random(0), {label: [] for label in known}
     peaks = dict.fromkeys(known, 0.0)
     for number in range(1 + bench.given.rounds):

@@ -216,7 +216,7 @@ class TorchCp(Side):
             with self.entered():
                 sdpa(*map(leaf, heads), enable_gqa=True).sum().backward()
         except Exception as error:
-            print(f"torch_cp repeats keys: {str(error).splitlines()[0]}", file=sys.stderr)
+            print(f"torch_cp repeats keys: {error!r}"[:400], file=sys.stderr)
             return False
         return True
 
