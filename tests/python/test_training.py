@@ -41,9 +41,7 @@ class Counts:
         self.found = [0, 0]
         self._patches = [
             mock.patch.object(Call, "forward", self._counting(0, Call.forward)),
-            mock.patch.object(
-                dist, "all_to_all_single", self._counting(1, dist.all_to_all_single)
-            ),
+            mock.patch.object(dist, "all_to_all_single", self._counting(1, dist.all_to_all_single)),
         ]
         for patch in self._patches:
             patch.__enter__()

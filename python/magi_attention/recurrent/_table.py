@@ -165,9 +165,9 @@ class RunTable:
         return self._places_on[device]
 
     def halo(self, width: int) -> tuple[RowFetch, torch.Tensor]:
-        """Rows for a convolution that looks at `width` rows before each: the fetch of those of other
-        ranks, and int64 [own runs, width], in the order of the sequence, the place of each among
-        own rows, those that are fetched and, behind these, one row of zeros.
+        """The rows for a convolution that looks at `width` rows before each: the fetch of those of
+        other ranks, and int64 [own runs, width], in the order of the sequence, the place of each
+        among own rows, those that are fetched and, behind these, one row of zeros.
         """
         if width not in self._halos:
             self._halos[width] = self._plan_halo(width)

@@ -131,7 +131,9 @@ class _Side:
 
 
 class _Layer:
-    """What moves together. Tensors know their layer; it does not keep them, nor the one before."""
+    """Tensors that move together. They know their layer; it keeps neither them nor the one
+    before.
+    """
 
     def __init__(self, previous: _Layer | None) -> None:
         self.stored: list[weakref.ref[_Stored]] = []
