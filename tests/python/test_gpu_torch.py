@@ -8,7 +8,7 @@ import dense
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional import _slices
 from magi_attention.functional._operators import flex_backward_op, flex_forward_op
-from magi_attention.functional.dist_attn import _backward_op, _forward_op
+from magi_attention.functional.dist_attn import _backward_op, dist_forward_op
 from on_gpu import NEEDS_GPU, PLACES, ROWS, bound_plan, inputs, ranges_on
 
 pytestmark = NEEDS_GPU
@@ -113,8 +113,8 @@ def test_plan_operators():
     _, bound = bound_plan()
     q, k, v = (bound.dispatch(t.detach()) for t in inputs())
     arguments = (q, k, v, None, bound.attention.number, 0.0, 0.0, 0, True)
-    torch.library.opcheck(_forward_op, arguments)
-    out, lse, _ = _forward_op(*arguments)
+    torch.library.opcheck(dist_forward_op, arguments)
+    out, lse, _ = dist_forward_op(*arguments)
     backward = (out, lse, q, k, v, out, lse, None, bound.attention.number, 0.0, 0.0, 0)
     torch.library.opcheck(_backward_op, backward)
 
