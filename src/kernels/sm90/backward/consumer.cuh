@@ -40,7 +40,7 @@ class BackwardConsumer {
   static constexpr int kScoreElements = kC.rows / 2;
   using Scores = float[kScoreElements];
   using PackedScores = std::uint32_t[kScoreElements / 2];
-  using Rows = RowValues<kScoreElements>;
+  using Rows = typename StepView<kC>::Rows;
   using DqColumns = float[kC.dq_columns() / 2];
 
   template <int kCount>
@@ -66,7 +66,7 @@ class BackwardConsumer {
 
   __device__ __forceinline__ void walk_narrow_item() {
     view_.wait_queries(num_steps_);
-    issue_scores(num_steps_, load_lse(num_steps_), even_);
+    issue_scores(num_steps_, view_.load_lse(num_steps_), even_);
     shared_.v_ring.wait_full(item_);
     ptx::wgmma_wait<0>();
     ptx::pin(even_);
@@ -101,7 +101,6 @@ class BackwardConsumer {
 
   // Where a step is in the rings.
   using QPlace = RingPlace<kC.q_stages>;
-  using DoutPlace = RingPlace<kC.dout_stages>;
   using ScorePlace = RingPlace<kC.score_stages>;
 
   /// Waits for dS of both warpgroups, and until both are done with the dQ of the step before.
@@ -123,50 +122,20 @@ class BackwardConsumer {
     return (ptx::uniform(ptx::thread_index() >> 7) - 1) * (64 * tile::kPanelRowBytes);
   }
 
-  /// Issues S^T = K Q^T of a step. Without a softcap S begins with lse_log2 of its rows.
+  /// Issues S^T of a step.
   __device__ __forceinline__ void issue_scores(std::uint32_t step, const Rows& lse_log2,
                                                Scores& scores) {
-    if constexpr (kC.has_softcap) {
-      ptx::undefine(scores);
-    } else {
-      lse_log2.spread(scores);
-      ptx::pin(scores);
-    }
-    const tile::KMajor<kC.keys> k(shared_.k + key_bytes());
-    const tile::KMajor<kC.rows> q(view_.queries(step));
-    ptx::wgmma_fence();
-    tile::issue_abt<kC.type, kC.rows, kC.dim_qk, !kC.has_softcap>(scores, k, q);
+    view_.issue_scores(
+        step, [this] { return shared_.k + key_bytes(); }, lse_log2, scores);
   }
-
-  /// Issues dP^T - delta = V dO^T - delta of the present step.
+  /// Issues dP^T - delta of the present step.
   __device__ __forceinline__ void issue_dp(Scores& dp) {
-    view_.wait_dout(num_steps_);
-    Rows delta;
-    delta.load(shared_.delta[DoutPlace(num_steps_).stage()], view_.place().column);
-    const tile::KMajor<kC.keys> v(shared_.v + key_bytes());
-    const tile::KMajor<kC.rows> dout(view_.dout(num_steps_));
-    delta.spread(dp);
-    ptx::pin(dp);
-    ptx::wgmma_fence();
-    tile::issue_abt<kC.type, kC.rows, kC.dim_v, true>(dp, v, dout);
+    view_.await_and_issue_dp(
+        num_steps_, [this] { return shared_.v + key_bytes(); }, dp);
   }
 
   __device__ __forceinline__ const float* lse_of(std::uint32_t step) const {
     return shared_.lse_log2[QPlace(step).stage()];
-  }
-  __device__ __forceinline__ Rows load_lse(std::uint32_t step) const {
-    Rows lse_log2;
-    lse_log2.load(lse_of(step), view_.place().column);
-    return lse_log2;
-  }
-
-  /// Issues dV += P^T dO.
-  __device__ __forceinline__ void issue_dv(PackedScores& probabilities) {
-    const tile::MnMajor<kC.rows> dout(view_.dout(num_steps_));
-    ptx::pin(probabilities);
-    ptx::pin(dv_);
-    ptx::wgmma_fence();
-    tile::issue_accumulate<kC.type, kC.dim_v, kC.rows>(dv_, probabilities, dout);
   }
 
   /// Issues dQ = dS K of a step, this warpgroup's columns or, of a wide tile, rows.
@@ -182,14 +151,6 @@ class BackwardConsumer {
     ptx::undefine(to);
     ptx::wgmma_fence();
     tile::issue_atb<kC.type, kC.dq_columns(), kC.keys>(dq_of(to), score_gradients, k);
-  }
-
-  /// Issues dK += dS^T Q.
-  __device__ __forceinline__ void issue_dk() {
-    const tile::MnMajor<kC.rows> q(view_.queries(num_steps_));
-    ptx::pin(dk_);
-    ptx::wgmma_fence();
-    tile::issue_accumulate<kC.type, kC.dim_qk, kC.rows>(dk_, packed_, q);
   }
 
   /// Turns S of a step with next_flags_ into P = 2^(exponent_scale * (f(S) + lse_log2)).
@@ -234,10 +195,10 @@ class BackwardConsumer {
     if (num_steps_ > 0) view_.release_queries(num_steps_ - 1);
     tile::pack_fragments<kC.type, kC.rows>(p, packed_);
     // dV runs while dP becomes dS.
-    issue_dv(packed_);
+    view_.issue_dv(num_steps_, packed_, dv_);
     if (!is_last) view_.wait_queries(num_steps_ + 1);
     const std::uint32_t next = next_step(is_last);
-    const Rows lse_log2 = load_lse(next);
+    const Rows lse_log2 = view_.load_lse(next);
     ptx::wgmma_wait<1>();
     ptx::pin(other);
     differentiate<kC.has_softcap>(p, other, lse_of(num_steps_), view_.place().column,
@@ -257,7 +218,7 @@ class BackwardConsumer {
     store_score_gradients();
     // dQ of the step before takes the registers of dS, which is packed.
     issue_dq(num_steps_ - 1, p);
-    issue_dk();
+    view_.issue_dk(num_steps_, packed_, dk_);
     const std::int32_t sum = view_.info(num_steps_ - 1).sum;
     const bool is_first_add = !is_first && wait_to_add(shared_, num_steps_ - 1);
     ptx::wgmma_wait<1>();
@@ -294,7 +255,7 @@ class BackwardConsumer {
   __device__ __forceinline__ bool run_wide_step(bool is_first) {
     view_.wait_queries(num_steps_);
     next_flags_ = view_.flags(num_steps_);
-    const Rows lse_log2 = load_lse(num_steps_);
+    const Rows lse_log2 = view_.load_lse(num_steps_);
     ptx::wgmma_wait<0>();
     ptx::pin(packed_);
     ptx::pin(dk_);
@@ -308,7 +269,7 @@ class BackwardConsumer {
     mask_and_exponentiate(num_steps_, even_);
     tile::pack_fragments<kC.type, kC.rows>(even_, probabilities_);
     // dV runs while dP becomes dS.
-    issue_dv(probabilities_);
+    view_.issue_dv(num_steps_, probabilities_, dv_);
     ptx::wgmma_wait<1>();
     ptx::pin(odd_);
     differentiate_wide<kC.type, kC.has_softcap>(even_, probabilities_, odd_, lse_of(num_steps_),
@@ -319,7 +280,7 @@ class BackwardConsumer {
     if (!is_first && !are_gradients_there) wait_score_gradients(num_steps_ - 1);
     DqColumns dq;
     issue_dq(num_steps_ - 1, dq);
-    issue_dk();
+    view_.issue_dk(num_steps_, packed_, dk_);
     store_score_gradients();
     const std::int32_t sum = view_.info(num_steps_ - 1).sum;
     const bool is_first_add = !is_first && wait_to_add(shared_, num_steps_ - 1);

@@ -97,11 +97,7 @@ class LongQueryConsumer {
   __device__ __forceinline__ void issue_dp_and_dv(std::uint32_t step) {
     view_.wait_dout(step);
     view_.issue_plain_dp(step, shared_.v + key_bytes(), x_);
-    ptx::pin(packed_);
-    ptx::pin(sums_.dv);
-    ptx::wgmma_fence();
-    tile::issue_accumulate<kC.type, kC.dim_v, kC.rows>(sums_.dv, packed_,
-                                                       tile::MnMajor<kC.rows>(view_.dout(step)));
+    view_.issue_dv(step, packed_, sums_.dv);
   }
   /// Issues dK += dS^T Q of a step.
   __device__ __forceinline__ void issue_dk(std::uint32_t step) {

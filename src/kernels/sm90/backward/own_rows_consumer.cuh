@@ -52,11 +52,9 @@ class OwnRowsConsumer {
   static constexpr int kSumElements = kC.dim_qk / 2;
   using Scores = float[kScoreElements];
   using PackedScores = std::uint32_t[kScoreElements / 2];
-  using Rows = RowValues<kScoreElements>;
+  using Rows = typename StepView<kC>::Rows;
   using Sums = float[kSumElements];
   using HalfSums = float[kSumElements / 2];
-  using QPlace = RingPlace<kC.q_stages>;
-  using DoutPlace = RingPlace<kC.dout_stages>;
 
   __device__ __forceinline__ static HalfSums& half(Sums& sums) {
     return reinterpret_cast<HalfSums&>(sums);
@@ -71,7 +69,7 @@ class OwnRowsConsumer {
     view_.wait_queries(step_);
     flags_ = view_.flags(step_);
     if ((flags_ & kNoRows) == 0) {
-      issue_scores(step_, load_lse(step_), first_);
+      issue_scores(step_, view_.load_lse(step_), first_);
       ptx::wgmma_wait<0>();
       ptx::pin(first_);
       issue_dp(step_, second_);
@@ -104,49 +102,16 @@ class OwnRowsConsumer {
     return ptx::uniform(ptx::thread_index() >> 7) - 1;
   }
   __device__ __forceinline__ static int zero() { return present_warpgroup() & ~1; }
-  /// Issues S^T = K Q^T of a step. S begins with lse_log2 of its rows.
   __device__ __forceinline__ void issue_scores(std::uint32_t step, const Rows& lse_log2,
                                                Scores& scores) {
-    lse_log2.spread(scores);
-    ptx::pin(scores);
-    const tile::KMajor<kC.keys> k(shared_.k + zero());
-    const tile::KMajor<kC.rows> q(view_.queries(step));
-    ptx::wgmma_fence();
-    tile::issue_abt<kC.type, kC.rows, kC.dim_qk, true>(scores, k, q);
+    view_.issue_scores(
+        step, [this] { return shared_.k + zero(); }, lse_log2, scores);
   }
-  /// Issues dP^T - delta = V dO^T - delta of a step.
   __device__ __forceinline__ void issue_dp(std::uint32_t step, Scores& dp) {
-    view_.wait_dout(step);
-    Rows delta;
-    delta.load(shared_.delta[DoutPlace(step).stage()], view_.place().column);
-    const tile::KMajor<kC.keys> v(shared_.v + zero());
-    const tile::KMajor<kC.rows> dout(view_.dout(step));
-    delta.spread(dp);
-    ptx::pin(dp);
-    ptx::wgmma_fence();
-    tile::issue_abt<kC.type, kC.rows, kC.dim_v, true>(dp, v, dout);
-  }
-  __device__ __forceinline__ Rows load_lse(std::uint32_t step) const {
-    Rows lse_log2;
-    lse_log2.load(shared_.lse_log2[QPlace(step).stage()], view_.place().column);
-    return lse_log2;
+    view_.await_and_issue_dp(
+        step, [this] { return shared_.v + zero(); }, dp);
   }
 
-  /// Issues dV += P^T dO.
-  __device__ __forceinline__ void issue_dv() {
-    const tile::MnMajor<kC.rows> dout(view_.dout(step_));
-    ptx::pin(packed_);
-    ptx::pin(dv_);
-    ptx::wgmma_fence();
-    tile::issue_accumulate<kC.type, kC.dim_v, kC.rows>(dv_, packed_, dout);
-  }
-  /// Issues dK += dS^T Q.
-  __device__ __forceinline__ void issue_dk() {
-    const tile::MnMajor<kC.rows> q(view_.queries(step_));
-    ptx::pin(dk_);
-    ptx::wgmma_fence();
-    tile::issue_accumulate<kC.type, kC.dim_qk, kC.rows>(dk_, packed_, q);
-  }
   /// Turns S of a step with flags_ into P = 2^(exponent_scale * (S + lse_log2)).
   __device__ __forceinline__ void mask_and_exponentiate(std::uint32_t step, Scores& x) {
     take_exponents<false>(x, nullptr, 0, params_.softmax.score);
@@ -172,10 +137,10 @@ class OwnRowsConsumer {
   /// | dP(n') in p | dout full   | S, dK, dP   | wait S; P(n') is made; wait dK; hand Q(n) back  |
   __device__ __forceinline__ void run_step(Scores& p, Scores& dp) {
     tile::pack_fragments<kC.type, kC.rows>(p, packed_);
-    issue_dv();
+    view_.issue_dv(step_, packed_, dv_);
     const std::uint32_t next = step_ + kC.consumers;
     view_.wait_queries(next);
-    const Rows lse_log2 = load_lse(next);
+    const Rows lse_log2 = view_.load_lse(next);
     ptx::wgmma_wait<1>();
     ptx::pin(dp);
     differentiate<false>(p, dp, nullptr, 0, params_.softmax.score);
@@ -188,7 +153,7 @@ class OwnRowsConsumer {
     view_.release_dout(step_);
     tile::pack_fragments<kC.type, kC.rows>(p, packed_);
     ptx::pin(packed_);
-    issue_dk();
+    view_.issue_dk(step_, packed_, dk_);
     issue_dp(next, p);
     ptx::wgmma_wait<2>();
     ptx::pin(dp);

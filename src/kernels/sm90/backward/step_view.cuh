@@ -16,6 +16,7 @@ class StepView {
  public:
   using Scores = float[kC.rows / 2];                ///< a thread's
   using PackedScores = std::uint32_t[kC.rows / 4];  ///< likewise, as A operand
+  using Rows = RowValues<kC.rows / 2>;
   using QPlace = RingPlace<kC.q_stages>;
   using DoutPlace = RingPlace<kC.dout_stages>;
 
@@ -71,6 +72,60 @@ class StepView {
     begin_product(shared_.delta[DoutPlace(step).stage()], false, x);
     tile::issue_abt<kC.type, kC.rows, kC.dim_v, true>(x, tile::KMajor<kC.keys>(v),
                                                       tile::KMajor<kC.rows>(dout(step)));
+  }
+
+  /// The lse_log2 of a step's rows, read before its scores can be issued.
+  __device__ __forceinline__ Rows load_lse(std::uint32_t step) const {
+    Rows rows;
+    rows.load(lse_log2(step), place().column);
+    return rows;
+  }
+  /// The two products where the kernel knows whether scores have a softcap. NOTE: `keys` gives the
+  /// warpgroup's keys when they are asked for, between the other reads: the order of these decides
+  /// which registers ptxas gives them.
+  template <typename Keys>
+  __device__ __forceinline__ void issue_scores(std::uint32_t step, const Keys& keys,
+                                               const Rows& lse_log2, Scores& x) const {
+    if constexpr (kC.has_softcap) {
+      ptx::undefine(x);
+    } else {
+      lse_log2.spread(x);
+      ptx::pin(x);
+    }
+    const tile::KMajor<kC.keys> k(keys());
+    const tile::KMajor<kC.rows> q(queries(step));
+    ptx::wgmma_fence();
+    tile::issue_abt<kC.type, kC.rows, kC.dim_qk, !kC.has_softcap>(x, k, q);
+  }
+  template <typename Keys>
+  __device__ __forceinline__ void await_and_issue_dp(std::uint32_t step, const Keys& keys,
+                                                     Scores& x) const {
+    wait_dout(step);
+    Rows delta;
+    delta.load(shared_.delta[DoutPlace(step).stage()], place().column);
+    const tile::KMajor<kC.keys> v(keys());
+    const tile::KMajor<kC.rows> rows(dout(step));
+    delta.spread(x);
+    ptx::pin(x);
+    ptx::wgmma_fence();
+    tile::issue_abt<kC.type, kC.rows, kC.dim_v, true>(x, v, rows);
+  }
+  /// Issues dV += P^T dO of a step.
+  __device__ __forceinline__ void issue_dv(std::uint32_t step, PackedScores& p,
+                                           float (&dv)[kC.dim_v / 2]) const {
+    const tile::MnMajor<kC.rows> rows(dout(step));
+    ptx::pin(p);
+    ptx::pin(dv);
+    ptx::wgmma_fence();
+    tile::issue_accumulate<kC.type, kC.dim_v, kC.rows>(dv, p, rows);
+  }
+  /// Issues dK += dS^T Q of a step.
+  __device__ __forceinline__ void issue_dk(std::uint32_t step, PackedScores& score_gradients,
+                                           float (&dk)[kC.dim_qk / 2]) const {
+    const tile::MnMajor<kC.rows> q(queries(step));
+    ptx::pin(dk);
+    ptx::wgmma_fence();
+    tile::issue_accumulate<kC.type, kC.dim_qk, kC.rows>(dk, score_gradients, q);
   }
 
   /// The same two products by themselves: nothing has been added.
