@@ -49,6 +49,7 @@ _PAD_VALUE = "dispatch hands its pad_value on"
 DEVIATIONS = {
     ("DispatchConfig", "alg"): "the plan's own placement is the default",
     ("DispatchConfig", "layout"): "rows in order are this package's own",
+    ("DispatchConfig", "max_runs"): "likewise, for recurrent layers",
     ("DistAttnConfig", "work"): "what travels, for one plan and not for a process",
     ("DistAttnConfig", "head_shares"): "shares of heads, where ranks share them out",
     ("DistAttnConfig", "overlap_config"): "the cost model chooses the stages by default",

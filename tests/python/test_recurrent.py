@@ -19,7 +19,7 @@ from magi_attention import Plan, masks, recurrent
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.errors import CommError
 from magi_attention.recurrent import _fla
-from ranks import over, refuses
+from ranks import over, own_group, refuses
 
 _HEADS, _KEY_DIM, _DIM, _CHANNELS = 2, 4, 6, 5
 TOLERANCE = 1e-10
@@ -247,18 +247,17 @@ def test_over_ranks(group, name):
 
 
 @over(2)
-def test_refusal_of_one_rank(group):
+@pytest.mark.parametrize("name", ["rg_lru", "causal_conv1d"])
+def test_refusal_of_one_rank(group, name):
     """Others, which wait in the exchange, are told at once."""
     mask = masks.from_cu_seqlens([0, 64], causal=True)
     sizes = dict(cp_size=2, num_heads_q=2, num_heads_kv=1, head_dim=8)
-    bound = Plan.from_mask(mask, placement="contiguous", **sizes).bind(group)
+    own = own_group(dist.get_process_group_ranks(group))
+    bound = Plan.from_mask(mask, placement="contiguous", **sizes).bind(own)
     ones = torch.ones(bound.local_rows - dist.get_rank(group), 3)
-    for layer in (
-        lambda: recurrent.rg_lru(bound, ones, -ones),
-        lambda: recurrent.causal_conv1d(bound, ones, torch.ones(3, 2)),
-    ):
-        refuses(layer, (ValueError, CommError), r"rank 1")
-        dist.barrier(group)
+    other = -ones if name == "rg_lru" else torch.ones(3, 2)
+    refuses(lambda: getattr(recurrent, name)(bound, ones, other), (ValueError, CommError), "rank 1")
+    dist.barrier(group)
 
 
 @over(2)
@@ -267,7 +266,9 @@ def test_differing_plans(group):
     first = 20 + dist.get_rank(group)
     mask = masks.from_cu_seqlens([0, first, 64], causal=True)
     sizes = dict(cp_size=2, num_heads_q=2, num_heads_kv=1, head_dim=8)
-    bound = Plan.from_mask(mask, placement="contiguous", **sizes).bind(group)
+    bound = Plan.from_mask(mask, placement="contiguous", **sizes).bind(
+        own_group(dist.get_process_group_ranks(group))
+    )
     ones = torch.ones(bound.local_rows, 3)
     refuses(lambda: recurrent.rg_lru(bound, ones, -ones), CommError, "")
 
