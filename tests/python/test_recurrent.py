@@ -6,8 +6,10 @@ that plans come to.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.metadata
 import random
+import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -333,3 +335,16 @@ def test_refusals():
         recurrent.rg_lru(bound, torch.ones(11, 3), torch.ones(12, 3))
     with pytest.raises(ValueError, match="activation is 'relu'; allowed: None, 'silu'"):
         recurrent.causal_conv1d(bound, torch.ones(12, 3), torch.ones(3, 4), activation="relu")
+
+
+def test_a_plan_ends_with_its_last_user():
+    """What recurrent layers keep of a bound plan does not keep it."""
+    mask = masks.from_cu_seqlens([0, 9, 20], causal=True)
+    bound = Plan.from_mask(mask, cp_size=1, num_heads_q=2, num_heads_kv=1, head_dim=8).bind()
+    x = torch.ones(bound.local_rows, 3)
+    recurrent.rg_lru(bound, x, -x)
+    recurrent.causal_conv1d(bound, x, torch.ones(3, 2))
+    seen = weakref.ref(bound)
+    del bound
+    gc.collect()
+    assert seen() is None

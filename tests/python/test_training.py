@@ -387,3 +387,14 @@ def test_loss_over_rows():
     half = head.bfloat16()
     loss = loss_over_rows(half, hidden.detach().bfloat16(), labels)
     assert loss.dtype == torch.float32
+
+
+def test_offload_refuses_what_was_changed_in_place(monkeypatch):
+    monkeypatch.setattr(Offload, "_MOVED", ("cpu",))
+    host, x = Offload(min_bytes=0), torch.ones(4, requires_grad=True)
+    with host:
+        y = x * 2
+        out = y.sin()
+        y.mul_(3)
+        with pytest.raises(RuntimeError, match="changed in place"):
+            out + y.cos()

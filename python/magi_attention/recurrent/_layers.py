@@ -47,6 +47,8 @@ def causal_conv1d(
         raise ValueError(f"activation is {activation!r}; allowed: None, 'silu', 'swish'")
     table, before = table_of(plan), weight.shape[1] - 1
     halos, others = _halos(plan, x, before)
+    if len(table.own_runs) == 0:  # no rows: other ranks still wait for its part of the backward
+        return tied(x * 1, others)
     if _fla.serves(x):
         known = halos if table.moves_states else None
         runs = table.own_runs
@@ -82,6 +84,8 @@ def windows(
     _check_rows(plan, x=x)
     table = table_of(plan)
     halos, others = _halos(plan, x, width)
+    if len(table.own_runs) == 0:
+        return [tuple(tied(part, others) for part in layer(x))]
     found = []
     for rows, halo, known in zip(x.split(table.own_runs.lengths), halos, table.rows_known(width)):
         parts = layer(torch.cat((halo[width - known :], rows)))

@@ -7,7 +7,7 @@ import torch
 
 from magi_attention._native.vtable import CAST, SUM
 from magi_attention.common._derivatives import refuse_second_derivative
-from magi_attention.plan import BoundPlan
+from magi_attention.rows import Rows
 
 
 class RowFetch:
@@ -17,12 +17,12 @@ class RowFetch:
 
     def __init__(
         self,
-        bound: BoundPlan,
+        rows: Rows,
         name: str,
         owned: list[tuple[int, int, int]],
         needed: list[tuple[int, int, int]],
     ) -> None:
-        self._rows, self._name = bound.rows, name
+        self._rows, self._name = rows, name
         self._owned, self._needed = owned, needed
         self.count = sum(rows for _, _, rows in needed)
 

@@ -64,9 +64,12 @@ class RunTable:
     """
 
     def __init__(self, bound: BoundPlan) -> None:
-        self.bound = bound
-        plan = bound.plan
+        # NOTE: not the bound plan, whose table this is for as long as it lives.
+        plan, self._rows, self._rank = bound.plan, bound.rows, bound.rank
+        self._num_ranks, self._local_rows = plan.cp_size, bound.local_rows
         runs = [(owner, run) for owner in range(plan.cp_size) for run in plan.runs(owner)]
+        if not runs and plan.total_seqlen > 0:
+            raise ValueError("the plan is of cross-attention; allowed: one of self-attention")
         self._runs = [run for _, run in runs]
         self._owners = [owner for owner, _ in runs]
         ranks = range(plan.cp_size + 1)
@@ -87,7 +90,7 @@ class RunTable:
         parents = [self._parents[i] for i in self.own]
         heirs = set(self._parents)
         with_heirs = [i for i, run in enumerate(self.own) if run in heirs]
-        if padding := self.bound.local_rows - sum(lengths):
+        if padding := self._local_rows - sum(lengths):
             lengths.append(padding)
             parents.append(_NONE)
         return OwnRuns(lengths, parents, with_heirs)
@@ -119,10 +122,10 @@ class RunTable:
 
     def _plan_states(self) -> tuple[RowFetch, Places]:
         """The fetch of summaries of others, and where states are made of them."""
-        rank, first = self.bound.rank, self.own.start
+        rank, first = self._rank, self.own.start
         owned = [
             (receiver, run - first, 1)
-            for receiver in range(self.bound.plan.cp_size)
+            for receiver in range(self._num_ranks)
             if receiver != rank
             for run in self._ancestors_of_rank(receiver)
             if run in self.own
@@ -134,7 +137,7 @@ class RunTable:
             if run not in self.own:
                 place[run] = len(self.own_runs) + len(records)
                 records.append((self._owners[run], len(records), 1))
-        fetch = RowFetch(self.bound, "states of runs", owned, records)
+        fetch = RowFetch(self._rows, "states of runs", owned, records)
         return fetch, self._make_places(needed, place)
 
     def _make_places(self, needed: list[int], place: dict[int, int]) -> Places:
@@ -175,12 +178,12 @@ class RunTable:
 
     def rows_known(self, width: int) -> list[int]:
         """The number of rows before each own run, `width` at most."""
-        before = self._rows_before(self.bound.rank, width)
+        before = self._rows_before(self._rank, width)
         known = [sum(row >= 0 for row in of_run) for of_run in before]
         return known + [0] * (len(self.own_runs) - len(known))
 
     def _plan_halo(self, width: int) -> tuple[RowFetch, torch.Tensor]:
-        size, rank = self.bound.plan.cp_size, self.bound.rank
+        size, rank = self._num_ranks, self._rank
         wanted = [self._rows_before(i, width) for i in range(size)]
         owned = [
             (receiver, self._local_row(row), 1)
@@ -191,7 +194,7 @@ class RunTable:
         ]
         of_others = _of_others(wanted[rank], rank, self._owner_of)
         records = [(self._owner_of(row), i, 1) for i, row in enumerate(of_others)]
-        rows = self.bound.local_rows
+        rows = self._local_rows
         place = {row: rows + i for i, row in enumerate(of_others)}
         zero = rows + len(of_others)
         index = [
@@ -203,7 +206,7 @@ class RunTable:
         ]
         index += [[zero] * width] * (len(self.own_runs) - len(index))
         table = torch.tensor(index, dtype=torch.int64, device="cpu").view(len(index), width)
-        return RowFetch(self.bound, f"{width} rows before runs", owned, records), table
+        return RowFetch(self._rows, f"{width} rows before runs", owned, records), table
 
     def _rows_before(self, rank: int, width: int) -> list[list[int]]:
         """The rows that come before each run of a rank, -1 where there are none."""

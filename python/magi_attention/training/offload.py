@@ -153,16 +153,25 @@ class _Stored:
 
     def __init__(self, tensor: torch.Tensor, side: _Side, layer: _Layer) -> None:
         self.layer, self.was_taken = layer, False
-        self._side, self._tensor = side, tensor
+        self._side, self._tensor, self._version = side, tensor, tensor._version
         self._host: torch.Tensor | None = None
         self._event: torch.cuda.Event | None = None  # the end of the last copy
 
     def send(self) -> None:
         """Begins the copy to the host, unless there is one."""
         if self._host is None:
+            self._check_unchanged()
             host = torch.empty_like(self._tensor, device="cpu", pin_memory=self._side.is_cuda)
             self._event = self._side.copy(host, self._tensor)
             self._host = host
+
+    def _check_unchanged(self) -> None:
+        """RuntimeError where an operation in place has changed what the backward needs."""
+        if self._tensor is not None and self._tensor._version != self._version:
+            raise RuntimeError(
+                f"a saved tensor of shape {list(self._tensor.shape)} was changed in place before "
+                "Offload copied it; allowed: operations that give a new tensor"
+            )
 
     def leave(self) -> None:
         """Gives the device's memory back where the host has a copy."""
@@ -178,6 +187,8 @@ class _Stored:
 
     def take(self) -> torch.Tensor:
         """The tensor on the device, for work of the current stream."""
+        if self._host is None:
+            self._check_unchanged()
         self.fetch()
         tensor, self.was_taken = self._tensor, True
         self.leave()

@@ -57,7 +57,7 @@ def attend_by_groups(
         if finish is None:
             outs.append(out)
         else:
-            total = out if total is None else total.add_(out)
+            total = out if total is None else total + out
     return torch.cat(outs, 1) if total is None else total
 
 
