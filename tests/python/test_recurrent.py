@@ -348,3 +348,13 @@ def test_a_plan_ends_with_its_last_user():
     del bound
     gc.collect()
     assert seen() is None
+
+
+def test_shapes_that_would_be_spread():
+    mask = masks.from_cu_seqlens([0, 20], causal=True)
+    bound = Plan.from_mask(mask, cp_size=1, num_heads_q=2, num_heads_kv=1, head_dim=8).bind()
+    v = torch.ones(bound.local_rows, 4, 8)
+    with pytest.raises(ValueError, match=r"^beta has shape \[\d+, 1\]; allowed: \[\d+, 4\]"):
+        recurrent.gated_delta_rule(bound, v, v, v, v[..., 0], v[:, :1, 0])
+    with pytest.raises(ValueError, match=r"^log_decay has shape \[1\]; allowed: \[4\]"):
+        recurrent.lightning(bound, v, v, v, torch.ones(1))

@@ -30,6 +30,16 @@ def _check_rows(plan: BoundPlan, **tensors: torch.Tensor) -> None:
                 )
 
 
+def _check_shapes(plan: BoundPlan, **tensors: tuple[torch.Tensor, list[int]]) -> None:
+    """ValueError by name for a tensor of another shape, which would be spread over the one asked
+    for; others are told.
+    """
+    with plan.rows.refusals():
+        for name, (x, shape) in tensors.items():
+            if list(x.shape) != shape:
+                raise ValueError(f"{name} has shape {list(x.shape)}; allowed: {shape}")
+
+
 @torch.compiler.disable
 def causal_conv1d(
     plan: BoundPlan,
@@ -124,6 +134,9 @@ def kda(
     dim_k]. Source: Kimi Team, "Kimi linear", 2025.
     """
     _check_rows(plan, q=q, k=k, v=v, g=g, beta=beta)
+    rows, heads = v.shape[:2]
+    dim = 1 if g.ndim == 3 and g.shape[2] == 1 else k.shape[2]
+    _check_shapes(plan, g=(g, [rows, heads, dim]), beta=(beta, [rows, heads]), q=(q, [*k.shape]))
     scale = k.shape[2] ** -0.5 if scale is None else scale
     if _fla.serves(v) and _fla.serves_keys(k):
         kernels = _fla.DeltaKernels(scale)
@@ -139,6 +152,7 @@ def lightning(
     "Lightning attention-2", 2024.
     """
     _check_rows(plan, q=q, k=k, v=v)
+    _check_shapes(plan, q=(q, [*k.shape]), log_decay=(log_decay, [v.shape[1]]))
     decays = widened(log_decay)[0].expand(q.shape[0], -1)
     return _with_scalar_decay(plan, q, k, v, decays)
 
@@ -163,6 +177,8 @@ def mamba2(
     dt B x^T, and its result is S^T C + D x. Source: Dao and Gu, "Transformers are SSMs", 2024.
     """
     _check_rows(plan, x=x, dt=dt, B=B, C=C)
+    heads = [x.shape[1]]
+    _check_shapes(plan, dt=(dt, [x.shape[0], *heads]), A=(A, heads), C=(C, [*B.shape]))
     repeats = x.shape[1] // B.shape[1]
     B, C = (y.repeat_interleave(repeats, 1) for y in (B, C))
     wide, dt, A = widened(x, dt, A)
@@ -186,10 +202,12 @@ def mamba1(
     """
     given = x.dtype
     _check_rows(plan, x=x, dt=dt, B=B, C=C)
+    states = [x.shape[1], B.shape[1]]
+    _check_shapes(plan, dt=(dt, [*x.shape]), A=(A, states), C=(C, [*B.shape]))
     x, dt, A, B, C = widened(x, dt, A, B, C)
     decays = dt.unsqueeze(-1) * A
-    states = recur(plan, Elementwise(), (decays, (dt * x).unsqueeze(-1) * B.unsqueeze(1)))
-    out = torch.einsum("rcn,rn->rc", states, C)
+    found = recur(plan, Elementwise(), (decays, (dt * x).unsqueeze(-1) * B.unsqueeze(1)))
+    out = torch.einsum("rcn,rn->rc", found, C)
     return (out if D is None else out + D * x).to(given)
 
 
@@ -198,4 +216,5 @@ def rg_lru(plan: BoundPlan, x: torch.Tensor, log_a: torch.Tensor) -> torch.Tenso
     becomes exp(log_a) h + x, which is the result. Source: De et al., "Griffin", 2024.
     """
     _check_rows(plan, x=x, log_a=log_a)
+    _check_shapes(plan, log_a=(log_a, [*x.shape]))
     return recur(plan, Elementwise(), (log_a, x)).to(x.dtype)
