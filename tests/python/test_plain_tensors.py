@@ -161,14 +161,14 @@ def test_distributed_tensors(group):
     arguments = {"q": q, "k": k, "v": v, "sink": sink}
     wanted = api.calc_attn(**arguments, key=key)[0]
     mesh = DeviceMesh.from_group(group, "cpu")
+    for place in (Shard(0), Replicate()):
+        given = torch.nn.Parameter(DTensor.from_local(sink, mesh, [place]))
+        is_refused(
+            lambda: api.calc_attn(**{**arguments, "sink": given}, key=key), "sink",
+            r"is a DTensor; allowed: a plain torch.Tensor: sink.to_local\(\), .* or "
+            r"sink.full_tensor\(\)",
+        )  # fmt: skip
     for name, tensor in arguments.items():
-        for place in (Shard(0), Replicate()):
-            given = torch.nn.Parameter(DTensor.from_local(tensor, mesh, [place]))
-            is_refused(
-                lambda: api.calc_attn(**{**arguments, name: given}, key=key), name,
-                rf"is a DTensor; allowed: a plain torch.Tensor: {name}.to_local\(\), .* or "
-                rf"{name}.full_tensor\(\)",
-            )  # fmt: skip
         waited = api.calc_attn(**{**arguments, name: AsyncCollectiveTensor(tensor)}, key=key)[0]
         assert torch.equal(waited, wanted)
     sharded = DTensor.from_local(q, mesh, [Shard(0)])

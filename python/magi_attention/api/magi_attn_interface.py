@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from magi_attention._deprecation import warn_deprecated
 from magi_attention.api.functools import infer_attn_mask_from_cu_seqlens
+from magi_attention.comm.group import rank_tuple
 from magi_attention.common._arguments import check_kind
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.forward_meta import AttnForwardMeta
@@ -32,6 +33,7 @@ from magi_attention.compat.keys.manager import check_self_attention
 from magi_attention.config import DistAttnConfig
 from magi_attention.functional._calls import is_eager
 from magi_attention.functional._rank_attention import layout_of
+from magi_attention.functional._sharded import are_sharded, attend_to_parts
 from magi_attention.functional.dist_attn import attend
 
 GeneralAttnMaskType: TypeAlias = str | AttnMaskType | Sequence[str | AttnMaskType]
@@ -259,7 +261,8 @@ def calc_attn(
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
     """Attention of this rank's queries to the keys of all ranks, under the mask of key. Collective.
 
-    - q [rows, heads_q, dim]; k, v [rows, heads_kv, dim]: this rank's rows, as dispatch gives them.
+    - q [rows, heads_q, dim]; k, v [rows, heads_kv, dim]: this rank's rows, as dispatch gives them,
+      or DTensors of them, Shard(0) over the key's ranks; the results are placed as they are.
     - sink: float32 [sinks, heads_q] or [rows, sinks, heads_q], 1 to 8 sinks; None: none.
     - softmax_scale, softcap, return_max_logits: as in flex_flash_attn_func.
 
@@ -287,6 +290,12 @@ def calc_attn(
             attention = bound.attention
         dist_attn_runtime_dict_mgr.note_use(key)
         return attention.attend(q, k, v, options)
+    if are_sharded(q, k, v):
+        again = functools.partial(
+            calc_attn, key=key, sink=sink, softmax_scale=softmax_scale, softcap=softcap,
+            return_max_logits=return_max_logits,
+        )  # fmt: skip
+        return attend_to_parts((q, k, v), key._number, rank_tuple(key.cp_group), again)
     return attend(key._number, key._local_shape, key.precision, (q, k, v), options)
 
 

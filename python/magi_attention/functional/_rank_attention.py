@@ -16,6 +16,7 @@ from magi_attention._group_holders import holds_groups
 from magi_attention._native.attention import Call, Options, Runner
 from magi_attention._native.tensors import as_plain
 from magi_attention.comm.first_call import Backwards, FirstCalls, begin, first_calls_of
+from magi_attention.comm.group import rank_tuple
 from magi_attention.common._arguments import as_bool
 from magi_attention.common._lru import LruCache
 from magi_attention.common.enum import MagiAttentionPrecision
@@ -77,6 +78,7 @@ class RankAttention:
         self.precision = general.precision()
         self.is_fast_backward = not general.is_deterministic_mode_enable()
         self._make_runner, self._cp_group = make_runner, cp_group
+        self.ranks = rank_tuple(cp_group)
         self._unpadded, self._named = unpadded, named or {}
         self._range_name = "magi_attention.calc_attn" if general.is_profile_mode_enable() else None
         holds_groups(self, "_cp_group")

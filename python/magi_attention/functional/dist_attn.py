@@ -41,6 +41,7 @@ from magi_attention.functional._rank_attention import (
     lacks_padding,
     layout_of,
 )
+from magi_attention.functional._sharded import are_sharded, attend_to_parts
 
 
 class HasAttention(Protocol):
@@ -199,7 +200,13 @@ def attend_by(
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     given_options: tuple,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
-    """RankAttention.attend, as an operator where one is asked for."""
+    """RankAttention.attend, as an operator where one is asked for, and of DTensors."""
     if is_eager(*qkv):
         return attention.attend(*qkv, given_options)
+    if are_sharded(*qkv):
+
+        def again(*parts):
+            return attend_by(attention, parts, given_options)
+
+        return attend_to_parts(qkv, attention.number, attention.ranks, again)
     return attend(attention.number, attention.local_shape, attention.precision, qkv, given_options)
