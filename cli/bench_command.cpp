@@ -97,6 +97,7 @@ Command add_bench_command(CLI::App& parent) {
   app->require_subcommand(1);
   CLI::App* kernel = app->add_subcommand(
       "kernel", "Time the attention kernels on a GPU, beside a cuBLAS matrix product");
+  kernel->footer("Example:\n  magi bench kernel");
   const auto flags = std::make_shared<BenchFlags>();
   add_kernel_flags(*kernel, *flags);
   return {.app = app, .run = [flags] { return run_kernel(*flags); }};

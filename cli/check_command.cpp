@@ -90,6 +90,7 @@ Exit run_check(const CheckFlags& flags) {
 Command add_check_command(CLI::App& parent) {
   CLI::App* app =
       parent.add_subcommand("check", "Check a plan file against its mask with code of its own");
+  app->footer("Example:\n  magi plan --tokens 4096 --causal --json | magi check -");
   const auto flags = std::make_shared<CheckFlags>();
   add_path(*app, "FILE", "", flags->file, "a plan as JSON; - for standard input");
   app->get_option("FILE")->required();

@@ -161,6 +161,7 @@ Exit run_demo(const DemoFlags& flags) {
 Command add_demo_command(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
       "demo", "Distributed attention on real text, checked against dense float64 attention");
+  app->footer("Example:\n  magi demo --ranks 4 --tokens 4096 --cpu");
   const auto flags = std::make_shared<DemoFlags>();
   app->add_option("FILES", flags->files, "texts (default: those of --docs and the licence texts)");
   add_path(*app, "--docs", "DIR", flags->docs, "a folder whose README.md and docs/*.md are used");

@@ -129,6 +129,7 @@ Command add_doctor_command(CLI::App& parent) {
       "Tell what this machine can run and why not, and run a little attention; exit code 0: it was "
       "right, 1: it was wrong, 3: a GPU has no attention or the ranks' environment contradicts "
       "itself");
+  app->footer("Example:\n  magi doctor --calibrate --out costs.json");
   const auto flags = std::make_shared<DoctorFlags>();
   app->add_flag("--calibrate", flags->is_calibrating,
                 "measure the constants of the cost model and print them as a cost file");

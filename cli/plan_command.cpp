@@ -41,6 +41,7 @@ Exit run_plan(const PlanFlags& flags) {
 
 Command add_plan_command(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("plan", "Plan a mask and report balance, bytes and time");
+  app->footer("Example:\n  magi plan --documents 4096,1000,3096 --causal --ranks 4");
   const auto flags = std::make_shared<PlanFlags>();
   add_mask_flags(*app, flags->mask);
   add_plan_flags(*app, flags->config);

@@ -90,6 +90,7 @@ int run_command(int argc, const char* const* argv) {
   CLI::App app("Exact attention over long sequences, with any mask, on many ranks.", "magi");
   app.set_version_flag("--version", MAGI_VERSION);
   app.require_subcommand(0, 1);
+  app.footer("magi COMMAND --help shows options and an example.");
   const std::vector<Command> commands = {add_bench_command(app),    add_check_command(app),
                                          add_demo_command(app),     add_doctor_command(app),
                                          add_plan_command(app),     add_show_command(app),

@@ -136,6 +136,7 @@ Command add_show_command(CLI::App& parent) {
                                         "Draw mask, placement, traffic, timeline and steps as SVG "
                                         "and print the files' paths, or mask "
                                         "and timeline as text");
+  app->footer("Example:\n  magi show --documents 4096,1000,3096 --causal --ranks 4 --out pictures");
   const auto flags = std::make_shared<ShowFlags>();
   add_path(*app, "FILE", "", flags->file, "a mask or a plan as JSON (- for standard input)");
   flags->mask_options = options_of(*app, [&] { add_mask_flags(*app, flags->mask); });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -10,6 +11,7 @@
 #include "common/files.hpp"
 #include "common/flags.hpp"
 #include "common/masks.hpp"
+#include "common/progress.hpp"
 #include "common/values.hpp"
 #include "simulate/sweep.hpp"
 
@@ -18,6 +20,9 @@ namespace {
 
 constexpr Bounds kRanks{1, 1024};
 constexpr std::int32_t kRowsPerRank = 8192;
+constexpr const char* kAll = "all";
+/// The strategies that a choice is made between.
+constexpr std::array kShown = {"auto_work", "auto", "zigzag_ring", "all_gather", "ulysses", "usp"};
 
 struct SimulateFlags {
   MaskFlags mask;
@@ -97,7 +102,7 @@ void check_used(const SimulateFlags& flags, const SweepOptions& options) {
 
 Exit run_simulate(const SimulateFlags& flags) {
   SweepOptions options = flags.options;
-  if (options.strategies.empty()) options.strategies = all_strategies();
+  if (options.strategies.empty()) options.strategies = {kShown.begin(), kShown.end()};
   check_used(flags, options);
   if (!flags.cluster.empty()) {
     options.cluster = simulate::cluster_from_json(read_file("--cluster", flags.cluster));
@@ -106,7 +111,9 @@ Exit run_simulate(const SimulateFlags& flags) {
     const CostFile file = cost_file_from_json(read_file("--cost", flags.cost));
     options.cluster = simulate::with_measured(options.cluster, file);
   }
-  const std::vector<SweepRow> rows = run_sweep(options, mask_source(flags));
+  Progress progress("simulated", options.ranks.size() * options.strategies.size());
+  const std::vector<SweepRow> rows =
+      run_sweep(options, mask_source(flags), [&progress] { progress.advance(); });
   if (!flags.curves.empty()) write_curves(flags, rows);
   std::cout << (flags.is_json ? to_json(options, rows) : to_table(options, rows));
   return Exit::Ok;
@@ -128,9 +135,11 @@ void add_sweep_flags(CLI::App& app, SweepOptions& options) {
       });
   add("--strategies", "NAME,...",
       "the library's placements by name; queries, heads, mixed, auto_work; ring, zigzag_ring, "
-      "all_gather, ulysses, usp (default all)",
+      "all_gather, ulysses, usp; or all (default auto_work, auto, zigzag_ring, all_gather, "
+      "ulysses, usp)",
       [&options](const std::string& text) {
-        options.strategies = parse_names("--strategies", text, all_strategies());
+        options.strategies =
+            text == kAll ? all_strategies() : parse_names("--strategies", text, all_strategies());
       });
   add_int(app, "--ulysses", options.ulysses_degree, {0, 1024},
           "ranks of usp that share heads; 0: as many as fit a node");
@@ -141,6 +150,7 @@ void add_sweep_flags(CLI::App& app, SweepOptions& options) {
 Command add_simulate_command(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
       "simulate", "Predict time, bytes and memory of a step on a cluster, beside ring and others");
+  app->footer("Example:\n  magi simulate --documents 4096,1000,3096 --causal --ranks 8");
   const auto flags = std::make_shared<SimulateFlags>();
   flags->options.config = default_plan_config();
   flags->mask_options = options_of(*app, [&] { add_mask_flags(*app, flags->mask); });

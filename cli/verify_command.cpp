@@ -180,6 +180,7 @@ void add_run_flags(CLI::App& app, VerifyFlags& flags) {
 Command add_verify_command(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
       "verify", "Check masks, plans, transfers and attention on random cases against float64");
+  app->footer("Example:\n  magi verify --cases 100 --seed 7");
   const auto flags = std::make_shared<VerifyFlags>();
   flags->run_options = options_of(*app, [&] { add_run_flags(*app, *flags); });
   add_path(*app, "--replay", "FILE", flags->replay, "run one failing case again");

@@ -203,6 +203,7 @@ void refuse_given(const std::vector<const CLI::Option*>& options, const char* re
 }
 
 void add_mask_flags(CLI::App& app, MaskFlags& flags) {
+  app.option_defaults()->group("Mask, one of");
   add_path(app, "--mask", "FILE", flags.file,
            "a mask as JSON, see examples/masks (- for standard input)");
   add(app, "--cu-seqlens", "0,N,...", "packed documents by prefix sums",
@@ -220,7 +221,9 @@ void add_mask_flags(CLI::App& app, MaskFlags& flags) {
   add(app, "--tree", "PARENT:ROWS,...",
       "a prefix tree in packed order; PARENT is an earlier index or -1",
       [&flags](const std::string& text) { flags.tree = parse_tree(text); });
+  app.option_defaults()->group("Which keys a row sees, one of (default: all of its document)");
   add_rule_flags(app, flags);
+  app.option_defaults()->group("Options");
 }
 
 Mask make_mask(const MaskFlags& flags) {
@@ -242,6 +245,7 @@ Mask make_mask(const MaskFlags& flags) {
 PlanConfig default_plan_config() { return {.num_ranks = 4, .num_heads_q = 32, .num_heads_kv = 8}; }
 
 void add_shape_flags(CLI::App& app, PlanConfig& config) {
+  app.option_defaults()->group("Shape");
   add_int(app, "--heads-q", config.num_heads_q, {1, 65536}, "query heads");
   add_int(app, "--heads-kv", config.num_heads_kv, {1, 65536}, "key and value heads");
   add(app, "--head-dim", "N", "elements of a head (default 128)",
@@ -250,9 +254,11 @@ void add_shape_flags(CLI::App& app, PlanConfig& config) {
             static_cast<std::int32_t>(parse_int("--head-dim", text, {1, 65536}));
       });
   add_int(app, "--element-bytes", config.element_bytes, {1, 8}, "bytes of an element on the wire");
+  app.option_defaults()->group("Options");
 }
 
 void add_search_flags(CLI::App& app, PlanConfig& config) {
+  app.option_defaults()->group("Plan");
   add(app, "--tolerance", "X", "a rank may hold up to (1 + X) times the mean chunk count",
       [&config](const std::string& text) {
         config.placement.token_tolerance = parse_number("--tolerance", text, 0.0, 1000.0);
@@ -260,13 +266,16 @@ void add_search_flags(CLI::App& app, PlanConfig& config) {
   app.add_flag("--uneven", config.placement.uneven_shard,
                "no padding: the last chunk may be short");
   add_stages_flag(app, config);
+  app.option_defaults()->group("Options");
 }
 
 void add_plan_flags(CLI::App& app, PlanConfig& config) {
+  app.option_defaults()->group("Ranks");
   add_int(app, "--ranks", config.num_ranks, {1, 4096}, "ranks that share the sequence");
   add_int(app, "--devices-per-node", config.devices_per_node, {0, 4096},
           "ranks that share a node; 0: all of them");
   add_shape_flags(app, config);
+  app.option_defaults()->group("Plan");
   add_int(app, "--chunk", config.placement.chunk_size, {1, kMaxRows}, "rows of a chunk, at most");
   add(app, "--placement", "NAME", "how chunks go to ranks (default auto)",
       [&config](const std::string& text) {

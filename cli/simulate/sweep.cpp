@@ -24,7 +24,7 @@ bool has_documents(const std::string& name) { return name.starts_with("varlen");
 
 /// Rows of one number of ranks.
 void add_rows(const SweepOptions& options, const Mask& mask, std::int32_t ranks,
-              std::vector<SweepRow>& rows) {
+              const std::function<void()>& advance, std::vector<SweepRow>& rows) {
   const std::vector<std::string> baselines = simulate::baseline_strategies();
   simulate::Problem problem{.mask = mask,
                             .config = options.config,
@@ -38,26 +38,28 @@ void add_rows(const SweepOptions& options, const Mask& mask, std::int32_t ranks,
     if (row.is_baseline) {
       row.figures = simulate::simulate(problem, strategy);
       rows.push_back(std::move(row));
-      continue;
-    }
-    for (const auto& chunk : options.chunks) {
-      for (const auto& degree : options.degrees) {
-        problem.config.placement.chunk_size = row.chunk = chunk;
-        problem.config.overlap_degree = row.degree = degree;
-        row.figures = simulate::simulate(problem, strategy);
-        rows.push_back(row);
+    } else {
+      for (const auto& chunk : options.chunks) {
+        for (const auto& degree : options.degrees) {
+          problem.config.placement.chunk_size = row.chunk = chunk;
+          problem.config.overlap_degree = row.degree = degree;
+          row.figures = simulate::simulate(problem, strategy);
+          rows.push_back(row);
+        }
       }
     }
+    advance();
   }
 }
 
 }  // namespace
 
 std::vector<SweepRow> run_sweep(const SweepOptions& options,
-                                const std::function<Mask(std::int32_t)>& mask_for) {
+                                const std::function<Mask(std::int32_t)>& mask_for,
+                                const std::function<void()>& advance) {
   std::vector<SweepRow> rows;
   for (const std::int32_t ranks : options.ranks) {
-    add_rows(options, mask_for(ranks), ranks, rows);
+    add_rows(options, mask_for(ranks), ranks, advance, rows);
   }
   return rows;
 }

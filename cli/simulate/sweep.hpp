@@ -33,9 +33,11 @@ struct SweepRow {
 };
 
 /// Baselines have one row for each number of ranks, the library's placements one for each point.
-/// `mask_for` gives the mask of a number of ranks. Throws InvalidArgument as simulate() does.
-std::vector<SweepRow> run_sweep(const SweepOptions& options,
-                                const std::function<Mask(std::int32_t)>& mask_for);
+/// `mask_for` gives the mask of a number of ranks; `advance` is called when a strategy is done on
+/// a number of ranks. Throws InvalidArgument as simulate() does.
+std::vector<SweepRow> run_sweep(
+    const SweepOptions& options, const std::function<Mask(std::int32_t)>& mask_for,
+    const std::function<void()>& advance = [] {});
 
 /// Writes for a person one line for each row.
 std::string to_table(const SweepOptions& options, const std::vector<SweepRow>& rows);

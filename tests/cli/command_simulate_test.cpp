@@ -53,6 +53,23 @@ TEST(CommandSimulate, TellsWhatAStrategyCannotDo) {
   EXPECT_FALSE(rows[0].contains("forward"));
 }
 
+TEST(CommandSimulate, ShowsTheStrategiesOfAChoiceAndOthersOnRequest) {
+  const auto names_of = [](const std::string& flags) {
+    std::vector<std::string> names;
+    for (const auto& row : rows_of("--tokens 512 --causal --ranks 2 " + flags)) {
+      names.push_back(row["strategy"]);
+    }
+    return names;
+  };
+  const std::vector<std::string> shown = {"auto_work",  "auto",    "zigzag_ring",
+                                          "all_gather", "ulysses", "usp"};
+  EXPECT_EQ(names_of(""), shown);
+  EXPECT_EQ(names_of("--ulysses 2"), shown);
+  const std::vector<std::string> all = names_of("--strategies all");
+  EXPECT_GT(all.size(), 2 * shown.size());
+  for (const std::string& name : shown) EXPECT_TRUE(std::ranges::count(all, name) == 1) << name;
+}
+
 TEST(CommandSimulate, QueriesMoveWhereAPlanMayMoveThem) {
   const auto rows = rows_of(
       "--tokens 8192 --causal --ranks 4,65 --strategies queries,auto_work --heads-q 8 "
