@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, overload
 
 import torch
 
-from magi_attention.common._arguments import as_bool, check_choice, check_kind
+from magi_attention.common._arguments import as_bool, check_choice, check_kind, trying
 from magi_attention.functional._rank_attention import layout_of
 from magi_attention.functional.flex_flash_attn import flex_flash_attn_func
 from magi_attention.masks import Mask
@@ -79,7 +79,8 @@ def attention(
         check_kind(name, tensor, torch.Tensor, "a tensor")
     with_lse = as_bool("return_lse", return_lse)
     if not isinstance(mask, str):
-        check_kind("mask", mask, Mask, "a Mask of magi_attention.masks, 'full' or 'causal'")
+        with trying("masks.from_matrix(mask)"):
+            check_kind("mask", mask, Mask, "a Mask of magi_attention.masks, 'full' or 'causal'")
         mask = mask.name
     ranges = _ranges_of(mask, len(q), len(k))
     out, meta = flex_flash_attn_func(
@@ -100,7 +101,8 @@ def _ranges_of(name: str, rows_q: int, rows_k: int) -> _Ranges:
     if (mask.rows_q, mask.rows_k) != (rows_q, rows_k):
         raise ValueError(
             f"mask has {mask.rows_q} queries and {mask.rows_k} keys; "
-            f"allowed: {rows_q} and {rows_k}, the rows of q and k"
+            f"allowed: {rows_q} and {rows_k}, the rows of q and k; try: q.transpose(0, 1) of "
+            "[heads, rows, head_dim], q.flatten(0, 1) of [batch, rows, heads, head_dim]"
         )
     return mask.host_tensors
 

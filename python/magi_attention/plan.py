@@ -19,7 +19,7 @@ from magi_attention._native.handles import MaskHandle, PlacementHandle, PlanHand
 from magi_attention._native.vtable import Communicator
 from magi_attention.backends._table import refuse_margin
 from magi_attention.comm.group import make_communicator, rank_of, size_of
-from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, naming
+from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, naming, trying
 from magi_attention.common._runs import Run
 from magi_attention.common._slices import MaskTypes, check_equally_many, check_inside, to_mask_types
 from magi_attention.common.enum import AttnMaskType
@@ -99,7 +99,8 @@ class Plan:
         sizes out of bounds; TypeError for arguments of other types.
         """
         for name, ranges in (("q_ranges", q_ranges), ("k_ranges", k_ranges)):
-            check_kind(name, ranges, AttnRanges, "AttnRanges")
+            with trying(f"AttnRanges.from_ranges({name})", "list"):
+                check_kind(name, ranges, AttnRanges, "AttnRanges")
         check_int("total_seqlen", total_seqlen, 1, MAX_ROWS)
         sizes = _sizes(cp_size, num_heads_q, num_heads_kv, head_dim)
         check_equally_many(q_ranges, k_ranges)
@@ -124,14 +125,21 @@ class Plan:
         devices_per_node: int = 0,
     ) -> Plan:
         """Does what from_ranges does, for a mask of magi_attention.masks with as many keys as
-        queries.
+        queries, and no fewer rows than ranks.
         """
-        check_kind("mask", mask, Mask, "a Mask of magi_attention.masks")
+        with trying("masks.from_cu_seqlens(bounds), or Plan.from_ranges"):
+            check_kind("mask", mask, Mask, "a Mask of magi_attention.masks")
         if mask.rows_q != mask.rows_k or mask.rows_q == 0:
             raise ValueError(
-                f"mask has {mask.rows_q} queries and {mask.rows_k} keys; allowed: equal, not 0"
+                f"mask has {mask.rows_q} queries and {mask.rows_k} keys; allowed: equal, not 0; "
+                "try: attention(q, k, v, mask) on one device"
             )
         sizes = _sizes(cp_size, num_heads_q, num_heads_kv, head_dim)
+        if mask.rows_q < sizes[0] <= _MAX_NODE:
+            raise ValueError(
+                f"cp_size is {cp_size}; allowed: 1 to {mask.rows_q}, the rows of the sequence, as "
+                "each rank has one at least; try: padding, or fewer ranks"
+            )
         chosen = chosen_config(config, placement, overlap, work)
         return _make(mask.handle, sizes, chosen, on, devices_per_node)
 
@@ -139,7 +147,8 @@ class Plan:
     def from_json(text: str) -> Plan:
         """The plan that to_json wrote; ValueError for other text and for unknown keys."""
         check_kind("text", text, str, "a str")
-        return Plan(PlanHandle.from_json(text))
+        with trying("the text of plan.to_json()"):
+            return Plan(PlanHandle.from_json(text))
 
     def to_json(self) -> str:
         """The plan as JSON text, for from_json. Equal plans give equal text."""
@@ -309,7 +318,8 @@ class BoundPlan:
         self.rank = rank_of(cp_group)
         if size_of(cp_group) != plan.cp_size:
             raise ValueError(
-                f"cp_group has {size_of(cp_group)} ranks; allowed: {plan.cp_size}, the plan's"
+                f"cp_group has {size_of(cp_group)} ranks; allowed: {plan.cp_size}, the plan's; "
+                "try: torch.distributed.init_process_group() before, and bind(dist.group.WORLD)"
             )
         if exchange_sms is not None:
             check_int("exchange_sms", exchange_sms, 0, _MAX_SMS)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from magi_attention import Plan, api, functional, masks, testing, utils
+from magi_attention import Plan, api, attention, functional, masks, testing, utils
 from magi_attention._native import structs, vtable
 from magi_attention._native.library import lib
 from magi_attention.common import AttnMaskType, AttnRange, AttnRanges, RangeError
@@ -279,6 +279,89 @@ def test_numbers_of_numpy_are_numbers():
     numpy = pytest.importorskip("numpy")
     assert plan(head_dim=numpy.int64(8), cp_size=numpy.int32(1)) == plan()
     assert api.compute_pad_size(numpy.int64(10), 2, 8) == 6
+
+
+ROW = torch.tensor([[0, 40]], dtype=torch.int32)
+Q, K = torch.zeros(40, 4, 8), torch.zeros(40, 2, 8)
+LONG = torch.tensor([[0, 400]], dtype=torch.int32)
+HEADS_FIRST = [torch.zeros(heads, 400, 8) for heads in (4, 2, 2)]
+MASK = masks.from_cu_seqlens([0, 40])
+flex = functional.flex_flash_attn_func
+
+
+def of_mask(mask=MASK, **changes):
+    sizes = {"cp_size": 1, "num_heads_q": 4, "num_heads_kv": 2, "head_dim": 8}
+    return Plan.from_mask(mask, **{**sizes, **changes})
+
+
+def calc(*qkv):
+    return of_mask().bind().calc_attn(*qkv)
+
+
+# What people try in their first hour: the call, the argument and the value that it names.
+FIRST_HOUR = [
+    (lambda: flex(Q, K, K), "q_ranges", "NoneType"),
+    (lambda: flex(Q, K, K, ROW), "k_ranges", "NoneType"),
+    (lambda: flex(Q, K, K, [[0, 40]], [[0, 40]]), "q_ranges", "list"),
+    (lambda: flex(Q, K, K, MASK, MASK), "q_ranges", "Mask"),
+    (lambda: flex(Q, K, K, ROW.long(), ROW.long()), "q_ranges", "int64"),
+    (lambda: flex(Q, K, K, ROW[0], ROW[0]), "q_ranges", "[2]"),
+    (lambda: flex(Q, K, K, ROW, ROW, "causal"), "attn_type_map", "str"),
+    (lambda: flex(Q, K, K, ROW, ROW, torch.zeros(1).bool()), "attn_type_map", "bool"),
+    (lambda: flex(Q, K, K, causal=True), "causal", "causal"),
+    (lambda: flex(Q, K, K, window_size=(3, 0)), "window_size", "window_size"),
+    (lambda: flex(Q, K, K, cu_seqlens_q=[0, 40]), "cu_seqlens_q", "cu_seqlens_q"),
+    (lambda: flex(Q, K, K, dropout_p=0.1), "dropout_p", "dropout_p"),
+    (lambda: flex(Q, K, K, attn_mask=None), "attn_mask", "attn_mask"),
+    (lambda: flex(*HEADS_FIRST, LONG, LONG), "q_ranges", "0:400"),
+    (lambda: flex(Q[None], K[None], K[None], ROW, ROW), "q", "4"),
+    (lambda: flex(Q[:, :3], K, K, ROW, ROW), "heads_q", "3"),
+    (lambda: flex(Q.int(), K.int(), K.int(), ROW, ROW), "q", "int32"),
+    (lambda: flex(Q, K.half(), K, ROW, ROW), "k", "float16"),
+    (lambda: flex(Q, K, K, ROW, ROW, softmax_scale=0), "softmax_scale", "0"),
+    (lambda: attention(Q, K, K, torch.ones(40, 40)), "mask", "Tensor"),
+    (lambda: attention(*HEADS_FIRST, MASK), "mask", "40"),
+    (lambda: masks.from_cu_seqlens([400, 600]), "cu_seqlens_q", "400"),
+    (lambda: masks.from_cu_seqlens([0, 600, 400]), "cu_seqlens_q", "400"),
+    (lambda: masks.from_cu_seqlens(40), "cu_seqlens_q", "0 axes"),
+    (lambda: masks.from_cu_seqlens([0, 40.5]), "cu_seqlens_q", "float32"),
+    (lambda: masks.from_cu_seqlens([0, 40], causal="yes"), "causal", "yes"),
+    (lambda: masks.from_cu_seqlens([0, 40], window_size=5), "window_size", "5"),
+    (lambda: masks.from_matrix(torch.ones(3)), "visible", "1"),
+    (lambda: masks.from_matrix("causal"), "visible", "str"),
+    (lambda: of_mask(cp_size=2000), "cp_size", "2000"),
+    (lambda: of_mask(ROW), "mask", "Tensor"),
+    (lambda: of_mask(masks.from_cu_seqlens([0, 40], [0, 20])), "mask", "20 keys"),
+    (lambda: of_mask(config=DistAttnConfig(), work="auto"), "work", "auto"),
+    (lambda: plan(q_ranges=[(0, 64)]), "q_ranges", "list"),
+    (lambda: DistAttnConfig(head_shares=2), "head_shares", "2"),
+    (lambda: Plan.from_json("{}"), "plan", "format"),
+    (lambda: of_mask(cp_size=2).bind(), "cp_group", "1"),
+    (lambda: of_mask().bind("world"), "cp_group", "str"),
+    (lambda: of_mask().bind(None, backend="flash"), "backend", "flash"),
+    (lambda: calc(Q[:20], K[:20], K[:20]), "q", "20"),
+]
+
+
+def test_mistakes_of_the_first_hour_name_a_next_step():
+    """Counts the messages that name argument, value, what is allowed and what to try."""
+    untold = []
+    for number, (call, argument, value) in enumerate(FIRST_HOUR):
+        with pytest.raises((TypeError, ValueError)) as raised:
+            call()
+        told = str(raised.value)
+        steps = ("; allowed: ", "; try: ")
+        if not (re.search(rf"\b{argument}\b", told) and all(p in told for p in (value, *steps))):
+            untold.append(f"{number}: {told}")
+    print(f"first.mistakes {len(FIRST_HOUR) - len(untold)}")
+    assert len(FIRST_HOUR) == 40 and len(untold) <= 2, untold
+
+
+def test_a_long_question_of_pairs_is_told(monkeypatch, caplog):
+    monkeypatch.setattr("magi_attention.masks._dense._SECONDS_UNTOLD", 0.0)
+    monkeypatch.setattr("magi_attention.masks._dense._STRIP_PAIRS", 8)
+    masks.from_mask_mod(lambda b, h, q, k: q >= k, 4, 4)
+    assert "asked for 2 of 4 rows" in caplog.text and "from_intervals" in caplog.text
 
 
 MODULES = (api, functional, masks, packed, sparse_utils, testing, utils)

@@ -99,7 +99,10 @@ def chosen_by(name: str) -> str | None:
     ensure(found)
     if not _registry.is_known(found):
         names = ", ".join((*_registry.OWN, *_BY_VARIABLE))
-        raise ValueError(f"backend is {name!r}; allowed: {names}, or one that you registered")
+        raise ValueError(
+            f"backend is {name!r}; allowed: {names}, or one that you registered; try: python -m "
+            "magi_attention, which tells what serves this machine"
+        )
     return found
 
 

@@ -7,6 +7,7 @@ import datetime
 import logging
 import os
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -121,12 +122,14 @@ def make_communicator(
     choice = transport_of_environment() if transport is None else transport
     if cp_group is not None:
         note_group(cp_group)
+    missing = _missing_for_gpus()
+    if missing and transport in ("nccl", "nvlink"):
+        _refuse_transport(transport, missing)
     if cp_group is None or dist.get_world_size(cp_group) == 1:
         return Communicator.alone()
     first_calls_of(cp_group)  # tells where this process is, so that its end is noticed from here on
-    missing = _missing_for_gpus()
     if missing and choice in ("nccl", "nvlink"):
-        raise ValueError(f"transport is {choice!r}, but {missing}; allowed: auto, process_group")
+        _refuse_transport(choice, missing)
     if choice == "nccl":
         return _over_nccl(cp_group)
     supplied = ProcessGroupTransport(cp_group)
@@ -139,6 +142,13 @@ def make_communicator(
         "nvlink",
         cp_group,
         lambda device: _over_nvlink(Communicator.over(supplied), device, choice, cp_group),
+    )
+
+
+def _refuse_transport(choice: str, missing: str) -> NoReturn:
+    raise ValueError(
+        f"transport is {choice!r}, but {missing}; allowed: auto, process_group; try: python -m "
+        "magi_attention doctor"
     )
 
 

@@ -23,6 +23,7 @@ from magi_attention.errors import CommError
 
 _GRACE_TIME = 5.0  # seconds in which an interrupted call may end well
 _LATE = datetime.timedelta(milliseconds=250)  # rows that take longer may not come at all
+_GROUPS = "a ProcessGroup, of a mesh its get_group(); try: dist.group.WORLD"
 
 
 def rank_in(name: str, group: dist.ProcessGroup) -> int:
@@ -32,7 +33,12 @@ def rank_in(name: str, group: dist.ProcessGroup) -> int:
     if not isinstance(group, dist.ProcessGroup):
         # torch gives an object of its own to processes that a new group does not hold
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
-            check_kind(name, group, dist.ProcessGroup, "a ProcessGroup, of a mesh its get_group()")
+            check_kind(
+                name,
+                group,
+                dist.ProcessGroup,
+                "a ProcessGroup, of a mesh its get_group(); try: dist.group.WORLD",
+            )
         raise ValueError(f"{name} does not hold this process; allowed: a group that does")
     try:
         rank = dist.get_rank(group)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 MAX_ROWS = (1 << 30) - 1  # of a mask
+TRY = "; try: "  # before the next step, which ends a sentence where there is one
 
 
 def check_kind(name: str, value: Any, kinds: type | tuple[type, ...], allowed: str) -> None:
@@ -37,7 +38,7 @@ def as_bool(name: str, value: Any) -> bool:
         return value
     if str(getattr(value, "dtype", "")) in ("bool", "torch.bool") and value.ndim == 0:
         return bool(value)
-    raise TypeError(f"{name} is {value!r}; allowed: a bool")
+    raise TypeError(f"{name} is {value!r}; allowed: a bool; try: True or False")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
@@ -67,9 +68,23 @@ def check_window(window_size: Sequence[int]) -> tuple[int, int]:
     try:
         left, right = window_size
     except (TypeError, ValueError):
-        raise ValueError(f"window_size is {window_size!r}; allowed: (left, right)") from None
+        raise ValueError(
+            f"window_size is {window_size!r}; allowed: (left, right); "
+            "try: (left, 0), -1 for no bound"
+        ) from None
     sides = (("window_size[0]", left), ("window_size[1]", right))
     return tuple(min(check_int(name, side, -1), MAX_ROWS) for name, side in sides)
+
+
+@contextmanager
+def trying(step: str, where: str = "") -> Iterator[None]:
+    """An error whose sentence holds `where` gets the next step at its end, unless it has one."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if where in str(error) and TRY not in str(error):
+            raise type(error)(f"{error}{TRY}{step}") from None
+        raise
 
 
 @contextmanager

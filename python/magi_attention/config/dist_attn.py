@@ -46,7 +46,7 @@ class DistAttnConfig:
         if self.head_shares > 0 and self.work != "heads":
             raise ValueError(
                 f"head_shares is {self.head_shares} with work {self.work!r}; "
-                "allowed: 0, or work 'heads'"
+                "allowed: 0, or work 'heads'; try: work='heads' beside it"
             )
         parts = (
             self.dispatch_config, self.overlap_config, self.grpcoll_config, self.work,

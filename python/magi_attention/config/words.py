@@ -39,7 +39,10 @@ def chosen_config(
         check_kind("config", config, DistAttnConfig, "DistAttnConfig, or None")
         for name, value in words.items():
             if value is not None:
-                raise ValueError(f"{name} is {value!r} beside config; allowed: one of them")
+                raise ValueError(
+                    f"{name} is {value!r} beside config; allowed: one of them; try: {name} as a "
+                    "part of config, such as DistAttnConfig(work='auto')"
+                )
         return config
     return DistAttnConfig(_placement(placement), _overlap(overlap), work=work)
 

@@ -24,6 +24,9 @@ _EXTREMES_FLOAT64 = sys.float_info.min, sys.float_info.max
 _EXTREMES_FLOAT32 = 1e-30, 1e30
 _MAX_SINK = 1e30 * (1 + 2.0**-20)  # 1e30 in every type
 _MAX_SM_MARGIN = 1 << 20  # more than any GPU has
+_ROWS_FIRST = "try: x.transpose(0, 1) of tensors [heads, rows, head_dim]"
+_RANGES = "[n, 2]; try: masks.from_cu_seqlens(bounds).tensors()"
+_TYPES = "[n]; try: 0 for each full range, 1 for a causal one"
 _DEVICES = ("cpu", "cuda") if has_gpu_kernels() else ("cpu",)
 
 
@@ -35,7 +38,10 @@ def _as_rows_of_heads(name: str, tensor: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(f"{name} is on {tensor.device}; allowed: {allowed}")
     tensor = as_plain(name, tensor)
     if tensor.dim() != 3:
-        raise ValueError(f"{name}.rank is {tensor.dim()}; allowed: 3, [rows, heads, head_dim]")
+        raise ValueError(
+            f"{name}.rank is {tensor.dim()}; allowed: 3, [rows, heads, head_dim]; try: "
+            f"{name}.flatten(0, 1) of [batch, rows, heads, head_dim], samples as documents"
+        )
     if tensor.stride(2) != 1 and tensor.shape[2] > 1:
         raise ValueError(f"{name}.stride[2] is {tensor.stride(2)}; allowed: 1")
     return tensor
@@ -53,7 +59,8 @@ def check_type(name: str, tensor: torch.Tensor, dtype: torch.dtype, allowed: str
         raise TypeError(f"{name} is a {type(tensor).__name__}; allowed: {allowed}")
     if tensor.dtype != dtype:
         names = str(dtype).removeprefix("torch.")
-        raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: {names}")
+        step = f"; try: {name}.to(torch.{names})" if allowed else ""
+        raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: {names}{step}")
 
 
 def check_place(name: str, tensor: torch.Tensor, device: torch.device, whose: str = "q") -> None:
@@ -94,17 +101,24 @@ def check_qkv(
     refuse_transforms()
     q, k, v = (_as_rows_of_heads(*named) for named in (("q", q), ("k", k), ("v", v)))
     if q.dtype not in DTYPES:
-        raise TypeError(f"q.dtype is {q.dtype}; allowed: float64, float32, float16, bfloat16")
+        raise TypeError(
+            f"q.dtype is {q.dtype}; allowed: float64, float32, float16, bfloat16; try: q.float()"
+        )
     for name, tensor in (("k", k), ("v", v)):
         check_place(name, tensor, q.device)
         if tensor.dtype != q.dtype:
-            raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: {q.dtype}, that of q")
+            raise TypeError(
+                f"{name}.dtype is {tensor.dtype}; allowed: {q.dtype}, that of q; "
+                f"try: {name}.to(q.dtype)"
+            )
     check_shape("k", k, (*k.shape[:2], q.shape[2]))
     check_shape("v", v, (*k.shape[:2], v.shape[2]))
     if k.shape[1] == 0:
         raise ValueError("heads_kv is 0; allowed: 1 or more")
     if q.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
-        raise ValueError(f"heads_q is {q.shape[1]}; allowed: multiples of heads_kv, {k.shape[1]}")
+        raise ValueError(
+            f"heads_q is {q.shape[1]}; allowed: multiples of heads_kv, {k.shape[1]}; {_ROWS_FIRST}"
+        )
     if q.device.type == "cuda":
         limits = known_limits(backend, q.get_device())
         for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -136,7 +150,7 @@ def check_params(
     if softmax_scale is not None and not least <= abs(softmax_scale) <= most:
         raise ValueError(
             f"softmax_scale is {softmax_scale}; allowed: finite and not 0, of a magnitude from "
-            f"{least:g} to {most:g} for {dtype}, or None"
+            f"{least:g} to {most:g} for {dtype}, or None; try: None, which is 1 / sqrt(head_dim)"
         )
     if softcap != 0.0 and not least <= softcap <= most:
         raise ValueError(
@@ -252,11 +266,14 @@ def check_ranges(
     """q_ranges [n, 2], k_ranges [n, 2] and attn_type_map [n] or None as plain tensors whose type,
     device and shape fit each other.
     """
-    q_ranges = _as_index_tensor("q_ranges", q_ranges, q, "[n, 2]")
-    k_ranges = _as_index_tensor("k_ranges", k_ranges, q, "[n, 2]")
+    q_ranges = _as_index_tensor("q_ranges", q_ranges, q, _RANGES)
+    k_ranges = _as_index_tensor("k_ranges", k_ranges, q, _RANGES)
     for name, ranges in (("q_ranges", q_ranges), ("k_ranges", k_ranges)):
         if ranges.dim() != 2 or ranges.shape[1] != 2:
-            raise ValueError(f"{name} has shape {list(ranges.shape)}; allowed: [n, 2]")
+            raise ValueError(
+                f"{name} has shape {list(ranges.shape)}; allowed: [n, 2]; try: "
+                f"masks.from_cu_seqlens({name}).tensors() of bounds of documents"
+            )
     check_place("k_ranges", k_ranges, q_ranges.device, "q_ranges")
     if q_ranges.shape[0] != k_ranges.shape[0]:
         raise ValueError(
@@ -264,7 +281,7 @@ def check_ranges(
         )
     if attn_type_map is None:
         return q_ranges, k_ranges, None
-    attn_type_map = _as_index_tensor("attn_type_map", attn_type_map, q, "[n]")
+    attn_type_map = _as_index_tensor("attn_type_map", attn_type_map, q, _TYPES)
     check_place("attn_type_map", attn_type_map, q_ranges.device, "q_ranges")
     if tuple(attn_type_map.shape) != (q_ranges.shape[0],):
         raise ValueError(

@@ -291,7 +291,7 @@ def check_local(q, k, v, local_shape: LocalShape, precision: MagiAttentionPrecis
             or_fewer = "" if num_valid == rows else f", or {num_valid} without padding"
             raise ValueError(
                 f"{name} has {tensor.shape[0]} rows; allowed: {rows}, "
-                f"the plan's rows of rank {rank}{or_fewer}"
+                f"the plan's rows of rank {rank}{or_fewer}; try: bound.dispatch({name}), rows first"
             )
     q, k, v = check_qkv(q, k, v, backend)
     wanted = ((rows, heads_q, dim), (rows, heads_kv, dim), (rows, heads_kv, dim_v))

@@ -17,7 +17,7 @@ from magi_attention._native.backend import registration_of
 from magi_attention._native.handles import MaskHandle
 from magi_attention._native.masked import RangesCall
 from magi_attention._native.tensors import dense_memory_of
-from magi_attention.common._arguments import naming
+from magi_attention.common._arguments import naming, trying
 from magi_attention.common._lru import LruCache
 from magi_attention.env.general import is_sanity_check_enable
 from magi_attention.functional._calls import CallCache, calls_of
@@ -26,6 +26,7 @@ from magi_attention.functional._calls import CallCache, calls_of
 # 50 bytes a slice here, and the schedules of its calls in the library.
 _MASKS_KEPT = 64
 _NAMES = ("q_ranges", "k_ranges", "attn_type_map")
+_ROWS_FIRST = "x.transpose(0, 1) if tensors are [heads, rows, head_dim]"
 _ALL_FULL = torch.zeros(1, dtype=torch.int32, device="cpu")
 
 
@@ -68,7 +69,7 @@ def mask_of(
     known = _masks.get(key)
     if known is None:
         addresses = ((tensor.data_ptr(), tensor.shape[0]) for tensor in tensors)
-        with naming(types="attn_type_map"):
+        with trying(_ROWS_FIRST, "the rows of"), naming(types="attn_type_map"):
             handle = MaskHandle.from_addresses(*addresses, rows_q, rows_k)
         known = _masks[key] = KnownMask(handle, calls_of(runner_under(handle, backend)))
     return known

@@ -46,6 +46,14 @@ from magi_attention.functional.kernel_backend import (
 
 # Arguments of older releases, without effect.
 _RETIRED = ("max_seqlen_k",)
+# What arguments of FlashAttention are here.
+_IN_PLACE_OF = {
+    "causal": "attn_type_map of 1, or attention(q, k, v, 'causal')",
+    "window_size": "masks.from_cu_seqlens(bounds, window_size=(left, right)).tensors()",
+    "cu_seqlens_q": "masks.from_cu_seqlens(cu_seqlens_q).tensors()",
+    "dropout_p": "none, as attention has no dropout",
+    "attn_mask": "masks.from_matrix(attn_mask).tensors()",
+}
 MAX_Q_BLOCK_SIZE = 256
 
 
@@ -307,5 +315,9 @@ def _attend_to_lists(
 def _warn_retired(retired: dict) -> None:
     for name in retired:
         if name not in _RETIRED:
-            raise TypeError(f"flex_flash_attn_func() got an unexpected keyword argument {name!r}")
+            step = _IN_PLACE_OF.get(name)
+            raise TypeError(
+                f"flex_flash_attn_func() got an unexpected keyword argument {name!r}"
+                + (f"; allowed: ranges; try: {step}" if step else "")
+            )
         warnings.warn(f"{name} is deprecated and has no effect", DeprecationWarning, stacklevel=3)

@@ -130,7 +130,9 @@ def with_rows(x: torch.Tensor, rows: int, seq_dim: int) -> torch.Tensor:
     if x.shape[seq_dim] != rows:
         place = "" if seq_dim == 0 else f" in axis {seq_dim}"
         wanted = f"[{rows}, ...]" if seq_dim == 0 else str(rows)
-        raise ValueError(f"x has shape {list(x.shape)}; allowed: {wanted}{place}")
+        raise ValueError(
+            f"x has shape {list(x.shape)}; allowed: {wanted}{place}; try: seq_dim, the axis of rows"
+        )
     return x
 
 

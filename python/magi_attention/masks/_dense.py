@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +14,12 @@ from torch.overrides import TorchFunctionMode
 from magi_attention._native.handles import MaskHandle
 from magi_attention._native.tensors import as_plain
 from magi_attention.backends._runs import Runs, block_mask_of
-from magi_attention.common._arguments import MAX_ROWS, check_int
+from magi_attention.common._arguments import MAX_ROWS, check_int, trying
 from magi_attention.masks._mask import Mask, check_mask, from_intervals, padded_runs, rows_of_runs
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
+_log = logging.getLogger("magi_attention")
+_SECONDS_UNTOLD = 2.0
 _STRIP_PAIRS = 1 << 24  # that a mask_mod is asked for at once
 
 
@@ -25,7 +29,8 @@ def from_matrix(visible: torch.Tensor) -> Mask:
     axes before them, [batch, heads, rows_q, rows_k]: sequences of a batch are packed one after the
     other; heads must agree. ValueError that names the first row with another value.
     """
-    visible = as_plain("visible", visible).to("cpu")
+    with trying("torch.as_tensor(visible)", "allowed: a torch.Tensor"):
+        visible = as_plain("visible", visible).to("cpu")
     if visible.dim() == 4:
         if visible.shape[1] != 1 and not bool((visible == visible[:, :1]).all()):
             raise ValueError(
@@ -38,7 +43,8 @@ def from_matrix(visible: torch.Tensor) -> Mask:
         return _packed(parts, *visible.shape[1:])
     if visible.dim() != 2:
         raise ValueError(
-            f"visible has {visible.dim()} axes; allowed: 2 to 4, rows_q and rows_k last"
+            f"visible has {visible.dim()} axes; allowed: 2 to 4, rows_q and rows_k last; "
+            "try: masks.from_document_ids of a number for each row"
         )
     if visible.is_floating_point():
         visible = _of_scores(visible)
@@ -86,16 +92,23 @@ def to_matrix(mask: Mask) -> torch.Tensor:
 def from_mask_mod(
     mask_mod: MaskMod, rows_q: int, rows_k: int, batch: int = 0, head: int = 0
 ) -> Mask:
-    """FlexAttention's function of batch, head, query and key, asked for every pair; on torch's
-    default device, on the CPU where that is meta.
+    """FlexAttention's function of batch, head, query and key, asked for every pair, strip by strip
+    of rows; on torch's default device, on the CPU where that is meta. The log tells how far it is
+    where that takes more than two seconds: from_intervals and from_block_mask ask less.
     """
     rows_q = check_int("rows_q", rows_q, 0, MAX_ROWS)
     rows_k = check_int("rows_k", rows_k, 0, MAX_ROWS)
     strip = max(1, _STRIP_PAIRS // max(rows_k, 1))
     device = _asked_device()
     keys = torch.arange(rows_k, device=device)
-    parts = []
+    parts, told = [], time.monotonic()
     for begin in range(0, rows_q, strip):
+        if time.monotonic() - told > _SECONDS_UNTOLD:
+            told = time.monotonic()
+            _log.warning(
+                "from_mask_mod has asked for %d of %d rows, %d keys each; try: from_intervals or "
+                "from_block_mask, which ask for few pairs", begin, rows_q, rows_k,
+            )  # fmt: skip
         rows = torch.arange(begin, min(begin + strip, rows_q), device=device)
         parts.append(from_matrix(_ask(mask_mod, (batch, head), rows, keys)))
     return _stacked([part.runs for part in parts], rows_k)

@@ -15,6 +15,7 @@ from magi_attention.common._arguments import (
     check_int,
     check_window,
     naming,
+    trying,
     without_padding,
 )
 from magi_attention.masks._mask import Mask, check_square, check_told, padded_runs, to_ints
@@ -47,13 +48,14 @@ def from_cu_seqlens(
     """
     left, right = check_window(window_size)
     right = 0 if as_bool("causal", causal) else right
-    q = _to_bounds("cu_seqlens_q", cu_seqlens_q)
-    k = q if cu_seqlens_k is None else _to_bounds("cu_seqlens_k", cu_seqlens_k)
     is_causal = (left, right) == (-1, 0)
     if is_causal:
         right = -1
     rule = {"is_causal": is_causal, "window_left": left, "window_right": right}
-    return Mask(MaskHandle.from_cu_seqlens(q, k, **rule, has_rows_above=True))
+    with trying("[0, *itertools.accumulate(lengths)]", "cu_seqlens"):
+        q = _to_bounds("cu_seqlens_q", cu_seqlens_q)
+        k = q if cu_seqlens_k is None else _to_bounds("cu_seqlens_k", cu_seqlens_k)
+        return Mask(MaskHandle.from_cu_seqlens(q, k, **rule, has_rows_above=True))
 
 
 def to_cu_seqlens(
