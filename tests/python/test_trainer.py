@@ -34,7 +34,9 @@ def sharded(**settings):
         (2, "llama", {}, ""),
         (4, "gemma2", {}, ""),
         (2, "llama", {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}, ""),
-        (2, "llama", {"accelerator_config": {"dispatch_batches": False}}, "streamed"),
+        (2, "llama", {}, "streamed"),
+        (2, "llama", {}, "shared"),
+        (4, "llama", {}, "shared"),
         (2, "llama", {}, "lora"),
         (2, "llama", {"gradient_checkpointing": True}, "lora"),
         (2, "llama", sharded(), "offloaded"),  # inputs of layers and attention, as training.md says
@@ -66,9 +68,15 @@ def test_trainer_compiled():
         ranks.stop()
 
 
-def test_metrics(ranks):
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_metrics(ranks, is_shared):
     needs("accelerate")
-    ranks.run(4, cases.metrics_over_ranks)
+    ranks.run(4, cases.metrics_over_ranks, is_shared)
+
+
+def test_resumed(ranks, tmp_path):
+    needs("accelerate")
+    ranks.run(4, cases.resumed, str(tmp_path))
 
 
 @pytest.mark.parametrize("size, name", [(1, "llama"), (2, "gemma2")])
@@ -93,6 +101,7 @@ def test_changed_models(ranks, change):
 
 def test_samples(ranks):
     ranks.run(4, cases.own_samples)
+    ranks.run(4, cases.dealt)
     ranks.run(3, cases.other_samples)
     cases.padded(None)
 
@@ -212,14 +221,21 @@ class TestWhereItRuns:
             loss(1)
         assert loss(0).isfinite()
 
+    def test_processes_that_trainer_knows_not(self, collator, tmp_path, monkeypatch):
+        """As where torchrun started ranks without GPUs, and use_cpu is not set."""
+        pytest.importorskip("accelerate", reason="accelerate is not installed")
+        monkeypatch.setattr("magi_attention.integrations.trainer.num_processes", lambda: 2)
+        with pytest.raises(ValueError, match="one of 1 processes, of 2 that were started; allowed"):
+            cases.trainer_of(tmp_path, collator.model, [], collator)
+
     def test_streams(self, collator, tmp_path):
         accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
         dataset = cases.Streamed([{"input_ids": IDS}])
-        advice = 'accelerator_config={"dispatch_batches": False}'
-        with pytest.raises(ValueError, match=advice):
-            cases.trainer_of(tmp_path, collator.model, dataset, collator, max_steps=1)
-        options = {"accelerator_config": {"dispatch_batches": False}, "max_steps": 1}
-        run = cases.trainer_of(tmp_path, collator.model, dataset, collator, **options)
+        for name in ("dispatch_batches", "split_batches"):
+            options = {"accelerator_config": {name: True}, "max_steps": 1}
+            with pytest.raises(ValueError, match=f"accelerator_config has {name} True; allowed"):
+                cases.trainer_of(tmp_path, collator.model, dataset, collator, **options)
+        run = cases.trainer_of(tmp_path, collator.model, dataset, collator, max_steps=1)
         assert run.evaluate()["eval_loss"] > 0
 
         def loss(**options):

@@ -126,9 +126,11 @@ def reference(name: str, batches, change: str = "") -> tuple[list[float], dict]:
     return losses, {key: value.detach() for key, value in model.named_parameters()}
 
 
-def batches_of(dataset, per_rank: int) -> list[list[dict]]:
-    """Samples of the steps: batches of per_rank samples are dealt out to ranks in turns."""
-    per_step = per_rank * dist.get_world_size()
+def batches_of(dataset, per_rank: int, size: int | None = None) -> list[list[dict]]:
+    """Samples of the steps: batches of per_rank samples are dealt out to ranks in turns, or to
+    `size` groups.
+    """
+    per_step = per_rank * (size or dist.get_world_size())
     return [dataset[i : i + per_step] for i in range(0, len(dataset), per_step)]
 
 
@@ -159,11 +161,14 @@ class Streamed(torch.utils.data.IterableDataset):
 
 def trainer(world, cp_size: int, name: str, options: dict, change: str = "") -> None:
     """Replicas of cp_size ranks: the losses and weights of one process that has all samples."""
-    group = groups_of(cp_size)
+    is_shared = change == "shared"  # a batch, by a group
     size, accumulated = dist.get_world_size(), options.get("gradient_accumulation_steps", 1)
-    dataset = samples(2 * size * accumulated * STEPS)
-    wanted, weights = reference(name, batches_of(dataset, 2 * accumulated), change)
+    size //= cp_size if is_shared else 1
+    # In the last step one gets a sample fewer, and another one none.
+    dataset = samples(2 * size * accumulated * STEPS - (3 if size > 1 else 1))
+    wanted, weights = reference(name, batches_of(dataset, 2 * accumulated, size), change)
     model = use(models.model(name, "eager"))
+    collator = MagiCollator(model, cp_size=cp_size, is_same_on_ranks=is_shared)
     if change == "streamed":
         dataset = Streamed(dataset)
     if change == "lora":
@@ -188,8 +193,7 @@ def trainer(world, cp_size: int, name: str, options: dict, change: str = "") -> 
             **options,
         )  # fmt: skip
         run = Trainer(
-            model, arguments, train_dataset=dataset, data_collator=MagiCollator(model, group),
-            callbacks=[MagiCallback()],
+            model, arguments, train_dataset=dataset, callbacks=[MagiCallback(collator)],
         )  # fmt: skip
         run.train()
         version = options["fsdp_config"]["version"] if "fsdp" in options else None
@@ -210,9 +214,11 @@ def trainer_of(folder, model, dataset, collator, metrics=None, **options) -> Tra
     )  # fmt: skip
 
 
-def metrics_over_ranks(world) -> None:
-    """Rows of ranks come with what each predicts, by the name that the error tells."""
-    dataset, alone = samples(8), models.model("llama", "sdpa")
+def metrics_over_ranks(world, is_shared: bool) -> None:
+    """Rows of ranks come with what each predicts, by the name that the error tells, of each sample
+    once.
+    """
+    dataset, alone = samples(7), models.model("llama", "sdpa")
     hits = tokens = 0
     for sample in dataset:
         found = alone(input_ids=sample["input_ids"][None]).logits[0, :-1].argmax(-1)
@@ -224,7 +230,8 @@ def metrics_over_ranks(world) -> None:
         found = prediction.predictions.argmax(-1)[labels != -100] == labels[labels != -100]
         return {"hits": int(found.sum()), "tokens": found.size}
 
-    collator = MagiCollator(use(models.model("llama", "sdpa")), groups_of(2))
+    model = use(models.model("llama", "sdpa"))
+    collator = MagiCollator(model, groups_of(2), is_same_on_ranks=is_shared)
     with as_torchrun(), tempfile.TemporaryDirectory() as folder:
         given = (folder, collator.model, dataset, collator, count)
         refuses(
@@ -232,6 +239,50 @@ def metrics_over_ranks(world) -> None:
         )
         found = trainer_of(*given, label_names=["shift_labels"]).evaluate()
     assert (found["eval_hits"], found["eval_tokens"]) == (hits, tokens)
+
+
+def resumed(world, folder: str) -> None:
+    """A training that goes on in the midst of an epoch ends with the weights of one that did not
+    stop.
+    """
+    weights, dataset = [], samples(13)  # four steps an epoch
+    options = dict(per_device_train_batch_size=2, max_steps=7, save_steps=6)
+    for checkpoint in (None, f"{folder}/checkpoint-6"):
+        model = use(models.model("llama", "sdpa"))
+        collator = MagiCollator(model, cp_size=2, is_same_on_ranks=True)
+        with as_torchrun():
+            run = trainer_of(folder, model, dataset, collator, **options)
+            run.train(resume_from_checkpoint=checkpoint)
+        weights.append(torch.cat([one.detach().view(-1) for one in model.parameters()]))
+        dist.barrier()
+    assert torch.equal(*weights)
+
+
+def dealt(world) -> None:
+    """Every sample goes to one rank, or to all of one group, in an order that ranks agree on."""
+    model, rank = use(models.model("llama", "sdpa")), dist.get_rank()
+    apart = [dist.new_group([first, first + 2]) for first in range(2)][rank % 2]
+    torch.manual_seed(rank)
+    for collator, is_shared in (
+        (MagiCollator(model, cp_size=2), False),
+        (MagiCollator(model, apart, is_same_on_ranks=True), True),
+    ):
+        loader = torch.utils.data.DataLoader(range(13), 2, shuffle=True, collate_fn=list)
+        loader = collator.deal(loader)
+        epochs = [list(loader), list(loader)]
+        assert epochs[0] != epochs[1] and len(loader) == len(epochs[0])
+        found: list = [None] * 4
+        dist.all_gather_object(found, epochs[0])
+        assert {*map(len, found)} == {len(loader)} and len(loader) == (4 if is_shared else 2)
+        if is_shared:
+            assert found[:2] == found[2:]
+            found = found[:2]
+        assert sorted(i for of_rank in found for batch in of_rank for i in batch) == [*range(13)]
+    sampler = torch.utils.data.DistributedSampler(range(13))
+    loader = torch.utils.data.DataLoader(range(13), sampler=sampler)
+    refuses(lambda: collator.deal(loader), ValueError, "the loader has a DistributedSampler; allow")
+    refuses(lambda: MagiCollator(model, cp_size=3), ValueError, "cp_size is 3 in a program of 4 pr")
+    refuses(lambda: MagiCollator(model, apart, cp_size=2), ValueError, "cp_size is 2 beside cp_gro")
 
 
 def other_samples(group) -> None:
@@ -343,7 +394,11 @@ def own_samples(group) -> None:
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     dataset = samples(3 * size)
     model = use(models.model("llama", "sdpa"))
-    batch = MagiCollator(model, group)(dataset[3 * rank : 3 * rank + 3])
+    with mock.patch("magi_attention.integrations.trainer._log.warning") as told:
+        collator = MagiCollator(model, group)
+        for _ in range(2):
+            batch = collator(dataset[3 * rank : 3 * rank + 3])
+    assert [call.args[1:3] for call in told.mock_calls] == [(size, size)] * (rank == 0)
     whole = batch["magi_plan"]
     ids = api.undispatch(batch["input_ids"][0], whole)
     assert torch.equal(ids, torch.cat([sample["input_ids"] for sample in dataset]))

@@ -2,16 +2,17 @@
 """Context parallel training with transformers' Trainer, or any loop over a DataLoader: a collator
 that packs samples, plans them and shards the sequence.
 
-    collator = MagiCollator(model, cp_group)
-    Trainer(model, args, train_dataset=dataset, data_collator=collator, callbacks=[MagiCallback()])
+    collator = MagiCollator(model, cp_size=4)
+    Trainer(model, args, train_dataset=dataset, callbacks=[MagiCallback(collator)])
 
-Every rank brings samples of its own, as Trainer deals them out; those of the ranks of a group are
-packed one after the other into one sequence, which the group then shares.
+Every rank brings samples of its own; those of the ranks of a group are packed one after the other
+into one sequence, which the group then shares. Or all ranks of a group share each batch.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import CodeType
@@ -19,13 +20,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 
 from magi_attention._native.tensors import as_tensor
-from magi_attention.comm.group import refuse_lone_process, size_of
+from magi_attention.comm.group import num_processes, refuse_lone_process, size_of
 from magi_attention.common._arguments import as_bool, check_int
 from magi_attention.config import DistAttnConfig
+from magi_attention.integrations._bound import AnyPlan, bound_of
+from magi_attention.integrations._dealing import deal, group_of_neighbours
 from magi_attention.integrations._documents import (
     DESCRIBING,
     IMPLIED,
@@ -33,6 +36,7 @@ from magi_attention.integrations._documents import (
     document_numbers,
     find_documents,
 )
+from magi_attention.integrations._in_trainer import deal_in_trainer
 from magi_attention.integrations._model_checks import first_position, model_behind
 from magi_attention.integrations._model_plans import plans_of_documents
 from magi_attention.integrations._packed_batch import (
@@ -48,6 +52,7 @@ from magi_attention.integrations.transformers import (
     rows_of_rank,
 )
 
+_log = logging.getLogger("magi_attention")
 _IGNORED_LABEL = -100
 _ROWS = ("input_ids", "labels", "attention_mask", "position_ids")
 _USED = (*_ROWS, *LEARNED, *DESCRIBING)
@@ -154,8 +159,11 @@ class MagiCollator:
     - model: checked by check_model; ValueError by its name if plans do not reach it whole.
     - cp_group: the ranks that share a sequence; None: this process alone, ValueError for one of
       several.
-    - is_same_on_ranks: all ranks of the group are given the same samples, ValueError on all of them
-      where they are not. Otherwise each brings its own, which are gathered.
+    - cp_size, in place of cp_group: this many neighbouring ranks share a sequence. Makes the
+      groups, so all ranks call it; other ranks are data-parallel replicas.
+    - is_same_on_ranks: all ranks of the group are given the same samples, as MagiCallback and deal
+      see to, ValueError on all of them where they are not. Otherwise each brings its own, which are
+      gathered.
     - max_rows: rows of a sequence at most; ValueError above.
     - pad_id: the token of padding rows, which count nowhere.
     - config: how rows are placed, what travels, how much overlaps.
@@ -169,6 +177,7 @@ class MagiCollator:
         model: torch.nn.Module,
         cp_group: dist.ProcessGroup | None = None,
         *,
+        cp_size: int | None = None,
         is_same_on_ranks: bool = False,
         max_rows: int | None = None,
         pad_id: int = 0,
@@ -176,7 +185,12 @@ class MagiCollator:
     ) -> None:
         if max_rows is not None:
             check_int("max_rows", max_rows, 1)
+        if cp_size is not None:
+            if cp_group is not None:
+                raise ValueError(f"cp_size is {cp_size} beside cp_group; allowed: one of them")
+            cp_group = group_of_neighbours(cp_size)
         refuse_lone_process(cp_group)
+        self._is_told = False
         self.model = model_behind(model)
         check_model(self.model)
         self.cp_group, self.config = cp_group, config
@@ -198,8 +212,33 @@ class MagiCollator:
         ids, labels, positions, seqlens = self._packed(samples, lengths)
         plans = plans_of_documents(self.model, seqlens, self.cp_group, self.config)
         first = next(iter(plans.values())) if isinstance(plans, Mapping) else plans
+        self._tell(first, len(lengths))
         arguments = rows_of_rank(first, ids, labels, positions, self.model)
         return {**arguments, PLAN_KEYWORD: plans}
+
+    def deal(self, loader: DataLoader) -> DataLoader:
+        """A loader of the same dataset and order that has this rank's batches: of its own, or those
+        of its group with is_same_on_ranks. All ranks get equally many, the last ones may be empty.
+        For loops without Trainer; accelerate should not prepare it then. Collective over all
+        processes. ValueError for loaders that deal out already or make no batches.
+        """
+        return deal(loader, self.cp_group, self.is_same_on_ranks)
+
+    def _tell(self, plan: AnyPlan, num_documents: int) -> None:
+        """Tells once, on the first rank of all, how ranks share the first sequence. A warning, as
+        programs show no other lines unless told to.
+        """
+        ranks = size_of(self.cp_group)
+        if self._is_told or ranks == 1:
+            return
+        self._is_told = True
+        bound = bound_of(plan)  # on all ranks, as one that failed alone would keep others waiting
+        told = bound.local_rows, bound.plan.report.balance, num_documents
+        if dist.get_rank() == 0:
+            _log.warning(
+                "context parallel over %d of %d ranks: %d rows each, balance %.3f, %d documents in "
+                "the first sequence", ranks, num_processes(), *told,
+            )  # fmt: skip
 
     def _packed(self, samples, lengths: list[int]):
         """ids, labels, position ids and lengths of documents, of at least a row for each rank."""
@@ -234,7 +273,10 @@ class MagiCollator:
         return [sample for of_rank in gathered for sample in of_rank]
 
 
-_SAME = "the same on its ranks, or is_same_on_ranks=False, with which each brings its own"
+_SAME = (
+    "the same on its ranks, as MagiCallback and MagiCollator.deal see to, or "
+    "is_same_on_ranks=False, with which each brings its own"
+)
 
 
 def _codes_of_callers() -> Iterator[CodeType]:
@@ -256,8 +298,7 @@ def _find_dispatcher() -> CodeType | None:
 _DISPATCHES = _find_dispatcher()
 _DISPATCHED = (
     "the dataset is iterable, and accelerate reads it on one process for all; allowed: "
-    'accelerator_config={"dispatch_batches": False} of TrainingArguments, or '
-    "DataLoaderConfiguration(dispatch_batches=False) of Accelerator"
+    "MagiCallback of a Trainer, or DataLoaderConfiguration(dispatch_batches=False) of Accelerator"
 )
 
 
@@ -273,10 +314,17 @@ _ALLOWED = {
 
 
 class MagiCallback(TrainerCallback):
-    """Checks, when training begins, what would make a Trainer's losses wrong over ranks, and sets
-    attn_implementation="magi" where the model has another one. ValueError by name of the argument.
-    A Trainer that is made with it hands the collator all columns (remove_unused_columns=False).
+    """What a Trainer needs for MagiCollator, which it may be given here or as data_collator: all
+    columns of samples (remove_unused_columns=False), batches that the collator deals out, of
+    training and of evaluation, each sample once. Sets
+    attn_implementation="magi" where the model has another one. Checks what would make losses wrong
+    over ranks: ValueError by name of the argument.
+
+    - collator: the trainer's from here on, also where it refuses one, as TRL's does for packing.
     """
+
+    def __init__(self, collator: MagiCollator | None = None) -> None:
+        self._collator = collator
 
     def on_init_end(self, args, state, control, **others) -> None:
         """Trainer would drop completion_mask and seq_lengths, which no model takes, unsaid."""
@@ -288,13 +336,20 @@ class MagiCallback(TrainerCallback):
             self._check_trainer(frame.f_locals["self"], args)
 
     def _check_trainer(self, trainer: Trainer, args) -> None:
-        evaluated = trainer.eval_dataset
-        evaluated = evaluated.values() if isinstance(evaluated, dict) else [evaluated]
-        is_streamed = any(
-            isinstance(one, IterableDataset) for one in (trainer.train_dataset, *evaluated)
-        )
-        if is_streamed and args.accelerator_config.dispatch_batches is not False:
-            raise ValueError(_DISPATCHED)
+        if self._collator is not None:
+            trainer.data_collator = self._collator
+        if args.world_size != num_processes():
+            raise ValueError(
+                f"the trainer is one of {args.world_size} processes, of {num_processes()} that "
+                "were started; allowed: all of them, on CPUs by use_cpu=True of TrainingArguments"
+            )
+        for name in ("dispatch_batches", "split_batches"):
+            if getattr(args.accelerator_config, name):
+                raise ValueError(
+                    f"accelerator_config has {name} True; allowed: False, as the collator deals "
+                    "batches out"
+                )
+        deal_in_trainer(trainer)
         if (
             trainer.compute_metrics
             and args.world_size > 1
