@@ -216,14 +216,15 @@ def trainer_of(folder, model, dataset, collator, metrics=None, **options) -> Tra
 
 def metrics_over_ranks(world, is_shared: bool) -> None:
     """Rows of ranks come with what each predicts, by the name that the error tells, of each sample
-    once.
+    once, and the loss is the mean over tokens, whatever batches they came in.
     """
     dataset, alone = samples(7), models.model("llama", "sdpa")
-    hits = tokens = 0
+    hits = tokens = loss = 0
     for sample in dataset:
         found = alone(input_ids=sample["input_ids"][None]).logits[0, :-1].argmax(-1)
         labels = sample["labels"][1:]
         hits, tokens = hits + int((found == labels).sum()), tokens + int((labels != -100).sum())
+        loss += sum_of_losses(alone, sample).item()
 
     def count(prediction):
         labels = prediction.label_ids
@@ -239,6 +240,7 @@ def metrics_over_ranks(world, is_shared: bool) -> None:
         )
         found = trainer_of(*given, label_names=["shift_labels"]).evaluate()
     assert (found["eval_hits"], found["eval_tokens"]) == (hits, tokens)
+    assert abs(found["eval_loss"] - loss / tokens) < 1e-5 * loss / tokens
 
 
 def resumed(world, folder: str) -> None:

@@ -3,7 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+import torch.distributed as dist
 from transformers import Trainer
+
+from magi_attention.comm.group import num_processes
+
+_LABELS = "shift_labels"
 
 
 def deal_in_trainer(trainer: Trainer) -> None:
@@ -30,3 +38,47 @@ def deal_in_trainer(trainer: Trainer) -> None:
         return prepare(loader, *arguments, **options)
 
     vars(accelerator).update(prepare_data_loader=prepare_dealt)
+
+
+def weigh_losses(trainer: Trainer) -> None:
+    """Makes the loss of an evaluation the mean over all its tokens, where the trainer's is one of
+    means, of batches or of ranks, and labels of metrics those that label_names names.
+    """
+    compute, predict, evaluate = (
+        trainer.compute_loss, trainer.prediction_step, trainer.evaluation_loop
+    )  # fmt: skip
+    seen: list[torch.Tensor] = []  # of every batch: its loss times its tokens, and these
+
+    def compute_loss(model, inputs, return_outputs=False, num_items_in_batch=None):
+        if trainer.model.training or _LABELS not in inputs:
+            return compute(model, inputs, return_outputs, num_items_in_batch)
+        if num_items_in_batch is None:
+            num_items_in_batch = trainer._get_num_items_in_batch([inputs], trainer.args.device)
+        found = compute(model, inputs, return_outputs, num_items_in_batch)
+        loss = (found[0] if return_outputs else found).detach().mean().double()
+        if num_items_in_batch is None:  # a mean over this rank's tokens
+            num_items_in_batch = (inputs[_LABELS] != -100).sum()
+        tokens = torch.as_tensor(num_items_in_batch, dtype=loss.dtype, device=loss.device)
+        seen.append(torch.where(tokens > 0, torch.stack((loss * tokens, tokens)), 0.0))
+        return found
+
+    def prediction_step(model, inputs, *arguments, **options):
+        loss, logits, labels = predict(model, inputs, *arguments, **options)
+        if labels is not None and trainer.label_names == [_LABELS]:
+            labels = inputs[_LABELS]  # TRL's takes others
+        return loss, logits, labels
+
+    def evaluation_loop(*arguments: Any, metric_key_prefix: str = "eval", **options: Any):
+        seen.clear()
+        output = evaluate(*arguments, metric_key_prefix=metric_key_prefix, **options)
+        name = f"{metric_key_prefix}_loss"
+        if seen and name in output.metrics:
+            sums = torch.stack(seen).sum(0)
+            if num_processes() > 1:
+                dist.all_reduce(sums)
+            output.metrics[name] = (sums[0] / sums[1]).item()
+        return output
+
+    vars(trainer).update(
+        compute_loss=compute_loss, prediction_step=prediction_step, evaluation_loop=evaluation_loop
+    )

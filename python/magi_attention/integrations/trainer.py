@@ -36,7 +36,7 @@ from magi_attention.integrations._documents import (
     document_numbers,
     find_documents,
 )
-from magi_attention.integrations._in_trainer import deal_in_trainer
+from magi_attention.integrations._in_trainer import deal_in_trainer, weigh_losses
 from magi_attention.integrations._model_checks import first_position, model_behind
 from magi_attention.integrations._model_plans import plans_of_documents
 from magi_attention.integrations._packed_batch import (
@@ -316,7 +316,7 @@ _ALLOWED = {
 class MagiCallback(TrainerCallback):
     """What a Trainer needs for MagiCollator, which it may be given here or as data_collator: all
     columns of samples (remove_unused_columns=False), batches that the collator deals out, of
-    training and of evaluation, each sample once. Sets
+    training and of evaluation, each sample once, and as eval_loss the mean over all tokens. Sets
     attn_implementation="magi" where the model has another one. Checks what would make losses wrong
     over ranks: ValueError by name of the argument.
 
@@ -350,6 +350,7 @@ class MagiCallback(TrainerCallback):
                     "batches out"
                 )
         deal_in_trainer(trainer)
+        weigh_losses(trainer)
         if (
             trainer.compute_metrics
             and args.world_size > 1
