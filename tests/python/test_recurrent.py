@@ -19,11 +19,13 @@ import torch.distributed as dist
 
 from magi_attention import Plan, masks, recurrent
 from magi_attention.common.ranges import AttnRanges
+from magi_attention.config import AffinityDispatchAlg, DispatchConfig, DistAttnConfig
 from magi_attention.errors import CommError
 from magi_attention.recurrent import _fla
 from ranks import over, own_group, refuses
 
 _HEADS, _KEY_DIM, _DIM, _CHANNELS = 2, 4, 6, 5
+SIZES = dict(num_heads_q=2, num_heads_kv=1, head_dim=8)
 TOLERANCE = 1e-10
 
 
@@ -179,9 +181,7 @@ def random_plan(seed: int, ranks: int) -> Plan:
     rows = draw.choice((1, 7, 40, 100)) if ranks == 1 else draw.choice((ranks, 40, 100))
     mask = tree(draw, rows) if rows > 1 and draw.random() < 0.4 else documents(draw, rows)
     placement = draw.choice(("auto", "contiguous", "zigzag"))
-    return Plan.from_mask(
-        mask, cp_size=ranks, num_heads_q=2, num_heads_kv=1, head_dim=8, placement=placement
-    )
+    return Plan.from_mask(mask, cp_size=ranks, **SIZES, placement=placement)
 
 
 def parents_of(plan: Plan) -> list[int]:
@@ -201,10 +201,10 @@ def by_rows(layer: Layer, inputs, parameters, parents: list[int]) -> torch.Tenso
     return torch.stack(outs)
 
 
-def agrees(group: dist.ProcessGroup | None, name: str, seed: int) -> None:
+def agrees(group: dist.ProcessGroup | None, name: str, seed: int, plan: Plan | None = None) -> None:
     """A layer over the ranks of a group is what it is row by row, with all gradients."""
     ranks = 1 if group is None else dist.get_world_size(group)
-    plan, layer = random_plan(seed, ranks), LAYERS[name]
+    plan, layer = plan or random_plan(seed, ranks), LAYERS[name]
     bound, generator = plan.bind(group), torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -221,7 +221,7 @@ def agrees(group: dist.ProcessGroup | None, name: str, seed: int) -> None:
     error = (bound.undispatch(found.detach()) - wanted).abs().max()
     assert error <= TOLERANCE, f"seed {seed}: {name} over {ranks} ranks differs by {error:.3g}"
     weighed = (found * bound.dispatch(weights))[: bound.rows.num_valid].sum()
-    own = torch.autograd.grad(weighed, [*local, *parameters], materialize_grads=True)
+    own = torch.autograd.grad(weighed, [*local, *parameters])  # of all, as FSDP asks all ranks
     for place, (gradient, whole) in enumerate(zip(own, gradients)):
         if place < len(inputs):
             gradient = bound.undispatch(gradient)
@@ -248,17 +248,36 @@ def test_over_ranks(group, name):
         agrees(group, name, seed)
 
 
+@over(3)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_rank_without_rows(group, name):
+    dispatch = DispatchConfig(uneven_shard=True, alg=AffinityDispatchAlg())
+    options = dict(cp_size=3, config=DistAttnConfig(dispatch_config=dispatch))
+    plan = Plan.from_mask(masks.from_cu_seqlens([0, 4], causal=False), **SIZES, **options)
+    assert 0 in [plan.rows_of(rank) for rank in range(3)]
+    agrees(group, name, 0, plan)
+
+
+REFUSED = {
+    "shape": lambda plan, x: recurrent.rg_lru(plan, x, x[:, :1]),
+    "width": lambda plan, x: recurrent.windows(plan, x, -1, lambda x: (x,)),
+    "activation": lambda plan, x: recurrent.causal_conv1d(plan, x, torch.ones(3, 2), None, "relu"),
+    "own": lambda plan, x: recurrent.recur(plan, recurrent.Recurrence(), (x[1:],)),
+}
+
+
 @over(2)
-@pytest.mark.parametrize("name", ["rg_lru", "causal_conv1d"])
+@pytest.mark.parametrize("name", REFUSED)
 def test_refusal_of_one_rank(group, name):
     """Others, which wait in the exchange, are told at once."""
     mask = masks.from_cu_seqlens([0, 64], causal=True)
-    sizes = dict(cp_size=2, num_heads_q=2, num_heads_kv=1, head_dim=8)
     own = own_group(dist.get_process_group_ranks(group))
-    bound = Plan.from_mask(mask, placement="contiguous", **sizes).bind(own)
-    ones = torch.ones(bound.local_rows - dist.get_rank(group), 3)
-    other = -ones if name == "rg_lru" else torch.ones(3, 2)
-    refuses(lambda: getattr(recurrent, name)(bound, ones, other), (ValueError, CommError), "rank 1")
+    bound = Plan.from_mask(mask, placement="contiguous", cp_size=2, **SIZES).bind(own)
+    ones = torch.ones(bound.local_rows, 3)
+    if dist.get_rank(group) == 1:
+        refuses(lambda: REFUSED[name](bound, ones), (ValueError, TypeError), "; allowed: ")
+    else:
+        refuses(lambda: recurrent.rg_lru(bound, ones, -ones), CommError, "rank 1")
     dist.barrier(group)
 
 
@@ -267,8 +286,7 @@ def test_differing_plans(group):
     """Ranks whose plans differ are told by the exchange."""
     first = 20 + dist.get_rank(group)
     mask = masks.from_cu_seqlens([0, first, 64], causal=True)
-    sizes = dict(cp_size=2, num_heads_q=2, num_heads_kv=1, head_dim=8)
-    bound = Plan.from_mask(mask, placement="contiguous", **sizes).bind(
+    bound = Plan.from_mask(mask, placement="contiguous", cp_size=2, **SIZES).bind(
         own_group(dist.get_process_group_ranks(group))
     )
     ones = torch.ones(bound.local_rows, 3)
@@ -293,8 +311,7 @@ def test_runs(seed):
 
 def bound_plan():
     mask = masks.from_cu_seqlens([0, 5, 12], causal=True)
-    sizes = dict(cp_size=1, num_heads_q=2, num_heads_kv=1, head_dim=8)
-    return Plan.from_mask(mask, **sizes).bind()
+    return Plan.from_mask(mask, cp_size=1, **SIZES).bind()
 
 
 def test_reduced_types():
@@ -308,17 +325,42 @@ def test_reduced_types():
     assert torch.equal(found, wanted.bfloat16())
 
 
-def test_autocast():
-    """Under autocast states keep their width, in backward too."""
-    bound, generator = bound_plan(), torch.Generator().manual_seed(0)
-    shapes = ((12, 2, 4), (12, 2, 4), (12, 2, 4), (12, 2), (12, 2))
-    inputs = [torch.rand(shape, generator=generator).requires_grad_() for shape in shapes]
+def drawn(name: str):
+    """A layer in float32 under bound_plan, and its leaves."""
+    generator = torch.Generator().manual_seed(0)
+    given = LAYERS[name].draw(lambda *shape: torch.randn(*shape, generator=generator), 12)
+    inputs, parameters = ([x.requires_grad_() for x in xs] for xs in given)
+    bound = bound_plan()
+    return lambda: LAYERS[name].under(bound, inputs, parameters), [*inputs, *parameters]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_autocast(name):
+    """Recurrences keep their width, in backward too; convolutions are in the type that torch's are,
+    and all results in that of the inputs, as in models' own mixers.
+    """
+    layer, leaves = drawn(name)
     found = []
     for is_on in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
-            out = recurrent.gated_delta_rule(bound, *inputs)
-            found.append([out, *torch.autograd.grad(out.sum(), inputs)])
-    assert all(map(torch.equal, *found))
+            out = layer()
+            assert out.dtype == torch.float32
+            found.append([out, *torch.autograd.grad(out.sum(), leaves)])
+    is_convolution = name == "causal_conv1d"
+    assert all(map(torch.equal, *found)) != is_convolution
+    if is_convolution:
+        assert torch.equal(found[1][0], found[1][0].bfloat16().float())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_compiled(name):
+    """Layers cut the graphs of what compiles them."""
+    layer, leaves = drawn(name)
+    compiled = torch.compile(lambda: 2 * layer(), backend="eager")
+    found, wanted = compiled(), 2 * layer()
+    assert torch.equal(found, wanted)
+    gradients = (torch.autograd.grad(out.sum(), leaves) for out in (found, wanted))
+    assert all(map(torch.equal, *gradients))
 
 
 @pytest.mark.parametrize("version, fits", [("0.6.0", True), ("0.6.9", True), ("0.5.2", False)])
@@ -330,17 +372,48 @@ def test_versions_of_kernels(monkeypatch, version, fits):
 
 
 def test_refusals():
-    bound = bound_plan()
-    with pytest.raises(ValueError, match=r"x has shape \[11, 3\]; allowed: \[12, ...\]"):
+    bound, v = bound_plan(), torch.ones(12, 4, 8)
+    with pytest.raises(TypeError, match=r"^plan is a Plan; allowed: a bound plan"):
+        recurrent.rg_lru(bound.plan, v, v)
+    with pytest.raises(TypeError, match=r"^plan is a Plan; allowed: a bound plan"):
+        recurrent.recur(bound.plan, recurrent.Recurrence(), (v,))
+    with pytest.raises(ValueError, match=r"^x has shape \[11, 3\]; allowed: \[12, 3\]"):
         recurrent.rg_lru(bound, torch.ones(11, 3), torch.ones(12, 3))
+    with pytest.raises(TypeError, match=r"^log_a is a float; allowed: a tensor"):
+        recurrent.rg_lru(bound, torch.ones(12, 3), 1.0)
+    with pytest.raises(ValueError, match=r"^weight has shape \[2, 4\]; allowed: \[3, 4\]"):
+        recurrent.causal_conv1d(bound, torch.ones(12, 3), torch.ones(2, 4))
     with pytest.raises(ValueError, match="activation is 'relu'; allowed: None, 'silu'"):
         recurrent.causal_conv1d(bound, torch.ones(12, 3), torch.ones(3, 4), activation="relu")
 
 
+def test_shapes_that_would_be_spread():
+    bound, v = bound_plan(), torch.ones(12, 4, 8)
+    with pytest.raises(ValueError, match=r"^beta has shape \[12, 1\]; allowed: \[12, 4\]"):
+        recurrent.gated_delta_rule(bound, v, v, v, v[..., 0], v[:, :1, 0])
+    with pytest.raises(ValueError, match=r"^g has shape \[12, 4, 1\]; allowed: \[12, 4, 8\]"):
+        recurrent.kda(bound, v, v, v, v[..., :1], v[..., 0])
+    with pytest.raises(ValueError, match=r"^log_decay has shape \[1\]; allowed: \[4\]"):
+        recurrent.lightning(bound, v, v, v, torch.ones(1))
+    with pytest.raises(ValueError, match=r"^D has shape \[1\]; allowed: \[4\]"):
+        recurrent.mamba2(bound, v, v[..., 0], v[0, :, 0], v, v, torch.ones(1))
+    with pytest.raises(ValueError, match=r"^D has shape \[1\]; allowed: \[4\]"):
+        recurrent.mamba1(bound, v[..., 0], v[..., 0], v[0], v[:, 0], v[:, 0], torch.ones(1))
+
+
+@pytest.mark.parametrize("heads", [0, 3, 8])
+def test_heads_that_do_not_divide(heads):
+    bound, v, k = bound_plan(), torch.ones(12, 4, 8), torch.ones(12, heads, 8)
+    for layer, g in ((recurrent.kda, v), (recurrent.gated_delta_rule, v[..., 0])):
+        with pytest.raises(ValueError, match=f"^q and k have {heads} heads for 4; allowed: "):
+            layer(bound, k, k, v, g, v[..., 0])
+    with pytest.raises(ValueError, match=f"^B and C have {heads} heads for 4; allowed: "):
+        recurrent.mamba2(bound, v, v[..., 0], v[0, :, 0], k, k)
+
+
 def test_a_plan_ends_with_its_last_user():
     """What recurrent layers keep of a bound plan does not keep it."""
-    mask = masks.from_cu_seqlens([0, 9, 20], causal=True)
-    bound = Plan.from_mask(mask, cp_size=1, num_heads_q=2, num_heads_kv=1, head_dim=8).bind()
+    bound = bound_plan()
     x = torch.ones(bound.local_rows, 3)
     recurrent.rg_lru(bound, x, -x)
     recurrent.causal_conv1d(bound, x, torch.ones(3, 2))
@@ -348,13 +421,3 @@ def test_a_plan_ends_with_its_last_user():
     del bound
     gc.collect()
     assert seen() is None
-
-
-def test_shapes_that_would_be_spread():
-    mask = masks.from_cu_seqlens([0, 20], causal=True)
-    bound = Plan.from_mask(mask, cp_size=1, num_heads_q=2, num_heads_kv=1, head_dim=8).bind()
-    v = torch.ones(bound.local_rows, 4, 8)
-    with pytest.raises(ValueError, match=r"^beta has shape \[\d+, 1\]; allowed: \[\d+, 4\]"):
-        recurrent.gated_delta_rule(bound, v, v, v, v[..., 0], v[:, :1, 0])
-    with pytest.raises(ValueError, match=r"^log_decay has shape \[1\]; allowed: \[4\]"):
-        recurrent.lightning(bound, v, v, v, torch.ones(1))

@@ -9,35 +9,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from magi_attention.common._arguments import check_int
 from magi_attention.plan import BoundPlan
 from magi_attention.recurrent import _fla
 from magi_attention.recurrent._kinds import Delta, Elementwise, Scalar
-from magi_attention.recurrent._recurrence import recur, widened
+from magi_attention.recurrent._recurrence import check, recur, widened
 from magi_attention.recurrent._rows import fetch_rows, tied
 from magi_attention.recurrent._table import table_of
 
 _ACTIVATIONS = {None: None, "silu": F.silu, "swish": F.silu}
 
 
-def _check_rows(plan: BoundPlan, **tensors: torch.Tensor) -> None:
-    """ValueError by name for a tensor that has not the rank's rows, of which others are told."""
+def _check_groups(plan: BoundPlan, names: str, groups: int, heads: int) -> None:
+    """ValueError for heads that cannot serve as many others each; other ranks are told."""
     with plan.rows.refusals():
-        for name, x in tensors.items():
-            if x.shape[0] != plan.local_rows:
-                raise ValueError(
-                    f"{name} has shape {list(x.shape)}; allowed: [{plan.local_rows}, ...], the "
-                    f"rows of rank {plan.rank}"
-                )
-
-
-def _check_shapes(plan: BoundPlan, **tensors: tuple[torch.Tensor, list[int]]) -> None:
-    """ValueError by name for a tensor of another shape, which would be spread over the one asked
-    for; others are told.
-    """
-    with plan.rows.refusals():
-        for name, (x, shape) in tensors.items():
-            if list(x.shape) != shape:
-                raise ValueError(f"{name} has shape {list(x.shape)}; allowed: {shape}")
+        if groups == 0 or heads % groups:
+            raise ValueError(f"{names} have {groups} heads for {heads}; allowed: a divisor of them")
 
 
 @torch.compiler.disable
@@ -52,13 +39,16 @@ def causal_conv1d(
     channels], weight [channels, width], bias [channels] -> like x. activation: None, "silu".
     Collective: rows before runs that other ranks hold are fetched, and no others.
     """
-    _check_rows(plan, x=x)
-    if activation not in _ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}; allowed: None, 'silu', 'swish'")
-    table, before = table_of(plan), weight.shape[1] - 1
+    check(plan, x=(x, "rows channels"), weight=(weight, "channels width"), bias=(bias, "channels"))
+    with plan.rows.refusals():
+        if activation not in _ACTIVATIONS:
+            raise ValueError(f"activation is {activation!r}; allowed: None, 'silu', 'swish'")
+        before = check_int("the width of weight", weight.shape[1], 1) - 1
+    table = table_of(plan)
     halos, others = _halos(plan, x, before)
-    if len(table.own_runs) == 0:  # no rows: other ranks still wait for its part of the backward
-        return tied(x * 1, others)
+    if len(table.own_runs) == 0:  # no rows: others wait for this rank's part of the backward, and
+        found = x * weight[:, 0]  # all have gradients of the parameters
+        return tied((found if bias is None else found + bias).to(x.dtype), others)
     if _fla.serves(x):
         known = halos if table.moves_states else None
         runs = table.own_runs
@@ -91,7 +81,9 @@ def windows(
     x of a run [rows, channels] with what there is before it, up to width rows, and gives tensors
     [1, rows, ...] of which those of the run are kept.
     """
-    _check_rows(plan, x=x)
+    check(plan, x=(x, "rows channels"))
+    with plan.rows.refusals():
+        check_int("width", width, 0)
     table = table_of(plan)
     halos, others = _halos(plan, x, width)
     if len(table.own_runs) == 0:
@@ -118,7 +110,7 @@ def gated_delta_rule(
     dim_k ** -0.5. q and k of fewer heads serve several of v. Source: Yang et al., "Gated delta
     networks", 2024.
     """
-    return kda(plan, q, k, v, g.unsqueeze(-1), beta, scale)
+    return _delta(plan, q, k, v, (g, "rows heads"), beta, scale)
 
 
 def kda(
@@ -133,10 +125,17 @@ def kda(
     """Kimi delta attention: gated_delta_rule with a decay for each channel of k, g [rows, heads,
     dim_k]. Source: Kimi Team, "Kimi linear", 2025.
     """
-    _check_rows(plan, q=q, k=k, v=v, g=g, beta=beta)
-    rows, heads = v.shape[:2]
-    dim = 1 if g.ndim == 3 and g.shape[2] == 1 else k.shape[2]
-    _check_shapes(plan, g=(g, [rows, heads, dim]), beta=(beta, [rows, heads]), q=(q, [*k.shape]))
+    return _delta(plan, q, k, v, (g, "rows heads dim_k"), beta, scale)
+
+
+def _delta(plan, q, k, v, gate: tuple[torch.Tensor, str], beta, scale):
+    """gate: g and its shape in words."""
+    keys = "rows key_heads dim_k"
+    check(
+        plan, v=(v, "rows heads dim_v"), k=(k, keys), q=(q, keys), g=gate, beta=(beta, "rows heads")
+    )
+    _check_groups(plan, "q and k", k.shape[1], v.shape[1])
+    g = gate[0] if gate[0].dim() == 3 else gate[0].unsqueeze(-1)
     scale = k.shape[2] ** -0.5 if scale is None else scale
     if _fla.serves(v) and _fla.serves_keys(k):
         kernels = _fla.DeltaKernels(scale)
@@ -151,8 +150,8 @@ def lightning(
     like v. S becomes exp(log_decay) S + k v^T, and the result is S^T q. Source: Qin et al.,
     "Lightning attention-2", 2024.
     """
-    _check_rows(plan, q=q, k=k, v=v)
-    _check_shapes(plan, q=(q, [*k.shape]), log_decay=(log_decay, [v.shape[1]]))
+    keys = "rows heads dim_k"
+    check(plan, v=(v, "rows heads dim_v"), k=(k, keys), q=(q, keys), log_decay=(log_decay, "heads"))
     decays = widened(log_decay)[0].expand(q.shape[0], -1)
     return _with_scalar_decay(plan, q, k, v, decays)
 
@@ -176,9 +175,11 @@ def mamba2(
     and C [rows, groups, state], D [heads] or None -> like x. A head's state becomes exp(dt A) S +
     dt B x^T, and its result is S^T C + D x. Source: Dao and Gu, "Transformers are SSMs", 2024.
     """
-    _check_rows(plan, x=x, dt=dt, B=B, C=C)
-    heads = [x.shape[1]]
-    _check_shapes(plan, dt=(dt, [x.shape[0], *heads]), A=(A, heads), C=(C, [*B.shape]))
+    check(
+        plan, x=(x, "rows heads dim"), dt=(dt, "rows heads"), A=(A, "heads"),
+        B=(B, "rows groups state"), C=(C, "rows groups state"), D=(D, "heads"),
+    )  # fmt: skip
+    _check_groups(plan, "B and C", B.shape[1], x.shape[1])
     repeats = x.shape[1] // B.shape[1]
     B, C = (y.repeat_interleave(repeats, 1) for y in (B, C))
     wide, dt, A = widened(x, dt, A)
@@ -200,14 +201,15 @@ def mamba1(
     and C [rows, state], D [channels] or None -> like x. A channel's state becomes exp(dt A) h + dt
     B x, and its result is h C + D x. Source: Gu and Dao, "Mamba", 2023.
     """
-    given = x.dtype
-    _check_rows(plan, x=x, dt=dt, B=B, C=C)
-    states = [x.shape[1], B.shape[1]]
-    _check_shapes(plan, dt=(dt, [*x.shape]), A=(A, states), C=(C, [*B.shape]))
+    given, of_rows = x.dtype, "rows channels"
+    check(
+        plan, x=(x, of_rows), dt=(dt, of_rows), A=(A, "channels state"), B=(B, "rows state"),
+        C=(C, "rows state"), D=(D, "channels"),
+    )  # fmt: skip
     x, dt, A, B, C = widened(x, dt, A, B, C)
     decays = dt.unsqueeze(-1) * A
     found = recur(plan, Elementwise(), (decays, (dt * x).unsqueeze(-1) * B.unsqueeze(1)))
-    out = torch.einsum("rcn,rn->rc", found, C)
+    out = (found * C.unsqueeze(1)).sum(-1)  # no product of matrices, which autocast would narrow
     return (out if D is None else out + D * x).to(given)
 
 
@@ -215,6 +217,5 @@ def rg_lru(plan: BoundPlan, x: torch.Tensor, log_a: torch.Tensor) -> torch.Tenso
     """The recurrence of RG-LRU: x, gated and normalised, and log_a [rows, channels] -> like x. h
     becomes exp(log_a) h + x, which is the result. Source: De et al., "Griffin", 2024.
     """
-    _check_rows(plan, x=x, log_a=log_a)
-    _check_shapes(plan, log_a=(log_a, [*x.shape]))
+    check(plan, x=(x, "rows channels"), log_a=(log_a, "rows channels"))
     return recur(plan, Elementwise(), (log_a, x)).to(x.dtype)

@@ -11,6 +11,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from magi_attention._native.vtable import CAST, SUM
+from magi_attention.common._arguments import check_kind
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.plan import BoundPlan
 from magi_attention.recurrent._table import OwnRuns, RunTable, table_of
@@ -83,14 +84,42 @@ class Recurrence:
 
 
 @torch.compiler.disable
+def check(plan: BoundPlan, **tensors: tuple[torch.Tensor | None, str]) -> None:
+    """TypeError for what is no bound plan or no tensor, and ValueError by name for a tensor of
+    another shape than in words, each of which stands for one size ("rows": the rank's; "...": any);
+    other ranks are told. None passes.
+    """
+    check_kind("plan", plan, BoundPlan, "a bound plan, Plan.bind(group)")
+    sizes: dict[str, int] = {"rows": plan.local_rows}
+    with plan.rows.refusals():
+        for name, (x, words) in tensors.items():
+            if x is None:
+                continue
+            check_kind(name, x, torch.Tensor, "a tensor")
+            axes = words.split()
+            shape = [*x.shape]
+            if axes[-1] == "...":
+                shape = [*shape[: len(axes) - 1], "..."]
+            if len(shape) == len(axes):
+                for axis, size in zip(axes, shape):
+                    sizes.setdefault(axis, size)
+            wanted = [sizes.get(axis, axis) for axis in axes]
+            if shape != wanted:
+                allowed = ", ".join(map(str, wanted))
+                raise ValueError(f"{name} has shape {list(x.shape)}; allowed: [{allowed}]")
+
+
+@torch.compiler.disable
 def recur(plan: BoundPlan, recurrence: Recurrence, inputs: Tensors) -> torch.Tensor:
     """The results of a recurrence for this rank's rows; inputs [rows, ...] each, padding included.
 
     Rows of a document that lie on several ranks, or in several places of one, are runs. A run that
     others start from tells its summary (A, B), whose size does not depend on its rows, to the ranks
     that need it; these make the states in the order of the sequence. Collective: one exchange in
-    forward, and one in backward, in which gradients of states go the way back.
+    forward, and one in backward, in which gradients of states go the way back. ValueError for
+    inputs of other rows.
     """
+    check(plan, **{f"inputs[{i}]": (x, "rows ...") for i, x in enumerate(inputs)})
     return _OverRuns.apply(table_of(plan), recurrence, *inputs)
 
 
