@@ -5,7 +5,7 @@ PyTorch with FSDP2, the model from transformers.
 
     torchrun --nproc-per-node 8 pytorch_fsdp.py                        # 1,048,576 tokens
     torchrun --nproc-per-node 8 pytorch_fsdp.py --weights Qwen3-8B     # a folder of safetensors
-    torchrun --nproc-per-node 2 pytorch_fsdp.py --cpu --tokens 512     # a small model, to try it
+    torchrun --nproc-per-node 2 pytorch_fsdp.py --small --tokens 512   # to try it, CPUs will do
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def in_chunks(mlp):
 
 def make_model(given: argparse.Namespace, mesh: DeviceMesh) -> Trained:
     """Sharded over all ranks; on GPUs products are of bfloat16, weights and AdamW of float32."""
-    config = Qwen3Config(**(SMALL if given.cpu else QWEN3_8B))
+    config = Qwen3Config(**(SMALL if given.small else QWEN3_8B))
     if given.weights:
         config = AutoConfig.from_pretrained(given.weights)
     config.num_hidden_layers = given.layers or config.num_hidden_layers
@@ -137,7 +137,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     given = parse()
-    device = start(given)
+    device = start()
     train(given, dist.group.WORLD, device)
     end_rank(0)
 

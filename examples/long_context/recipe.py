@@ -32,18 +32,18 @@ def parser_of(text: str) -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--layers", type=int, help="fewer than the model has, for a trial")
     parser.add_argument("--rate", type=float, default=1e-5, help="of learning")
-    parser.add_argument("--cpu", action="store_true", help="a small model on CPUs")
+    parser.add_argument("--small", action="store_true", help="a small model, to try it")
     parser.add_argument("--out", type=pathlib.Path, help="a file for the losses, as JSON")
     return parser
 
 
-def start(given: argparse.Namespace) -> torch.device:
-    """Joins the ranks that torchrun has started; this one's device."""
-    device = torch.device("cpu")
-    if not given.cpu:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    dist.init_process_group("gloo" if given.cpu else "cpu:gloo,cuda:nccl")
+def start() -> torch.device:
+    """Joins the ranks that torchrun has started; this one's device, a GPU where there are some."""
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    torch.cuda.set_device(device := torch.device("cuda", int(os.environ["LOCAL_RANK"])))
+    dist.init_process_group("cpu:gloo,cuda:nccl")
     return device
 
 

@@ -3,17 +3,21 @@
 
 import pathlib
 import sys
+from functools import partial
+from unittest import mock
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+
+from magi_attention.training.offload import Offload, _Stored
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples" / "long_context"
 sys.path.append(str(FOLDER))
 
 import recipe  # noqa: E402
 
-TINY = ["--cpu", "--tokens", "160", "--steps", "3", "--rate", "1e-3"]
+TINY = ["--small", "--tokens", "160", "--steps", "3", "--rate", "1e-3"]
 
 
 def by_pytorch(group, *more: str) -> list[float]:
@@ -22,18 +26,34 @@ def by_pytorch(group, *more: str) -> list[float]:
     return pytorch_fsdp.train(pytorch_fsdp.parse([*TINY, *more]), group, torch.device("cpu"))
 
 
-def check(ranks, case, *more: str) -> list[float]:
+def by_megatron(group, cp_size: int) -> list[float]:
+    """Over several ranks all tensors that Offload may move do so."""
+    import megatron_train
+    import test_megatron as cases
+
+    given, own = recipe.parser_of("").parse_args(TINY), cases.tensor_parallel.checkpoint
+    with cases.recomputing_on_cpu() as stack:
+        if cp_size > 1:
+            moved = mock.patch.object(_Stored, "fetch", autospec=True, side_effect=_Stored.fetch)
+            stack.callback(stack.enter_context(moved).assert_called)
+            stack.enter_context(mock.patch.object(Offload, "_MOVED", ("cpu",)))
+            stack.enter_context(
+                mock.patch.object(megatron_train, "Offload", partial(Offload, min_bytes=0))
+            )
+        stack.callback(setattr, cases.tensor_parallel, "checkpoint", own)
+        return megatron_train.train(given, cases.start(cp_size), torch.device("cpu"))
+
+
+def check(alone: list[float], shared: list[float]) -> None:
     """Losses of one rank, which those of two are equal to, and which fall."""
-    alone, shared = (ranks.run(size, case, *more)[0] for size in (1, 2))
     assert shared == pytest.approx(alone, abs=2e-6)
     assert alone == sorted(alone, reverse=True) and alone[-1] < alone[0] - 0.05
-    return alone
 
 
 def test_pytorch(ranks, tmp_path):
     """With random weights; those of a folder have the loss that transformers gives them."""
     transformers = pytest.importorskip("transformers", minversion="5")
-    check(ranks, by_pytorch)
+    check(*(ranks.run(size, by_pytorch)[0] for size in (1, 2)))
     import pytorch_fsdp
 
     torch.manual_seed(1)
@@ -46,3 +66,9 @@ def test_pytorch(ranks, tmp_path):
     wanted = cross_entropy(torch.cat(logits), packed.targets, ignore_index=recipe.IGNORED)
     found = ranks.run(2, by_pytorch, "--steps", "1", "--weights", str(tmp_path))[0]
     assert found == pytest.approx([wanted.item()], abs=2e-6)
+
+
+def test_megatron(ranks):
+    """Megatron's groups are of all processes."""
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    check(*(ranks.run(4, by_megatron, size)[0] for size in (1, 2)))

@@ -55,6 +55,17 @@ def on_cpu():
         yield
 
 
+@contextlib.contextmanager
+def recomputing_on_cpu():
+    """What on_cpu does, for layers that are recomputed; a stack for more."""
+    random = "megatron.core.tensor_parallel.random"
+    with on_cpu(), contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch(f"{random}._get_all_rng_states", return_value=()))
+        stack.enter_context(mock.patch(f"{random}._set_all_rng_states"))
+        stack.enter_context(mock.patch(f"{random}._fork_rng", contextlib.nullcontext))
+        yield stack
+
+
 def start(cp_size: int) -> dist.ProcessGroup:
     """Megatron's groups over all processes, and this one's context parallel group."""
     if parallel_state.model_parallel_is_initialized():
@@ -205,13 +216,8 @@ def test_recomputation_that_keeps_attention(group):
     recomputed = dict(
         recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
     )
-    names = "_get_all_rng_states", "_set_all_rng_states"
-    random, own = "megatron.core.tensor_parallel.random", tensor_parallel.checkpoint
-    counts = []
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch(f"{random}.{names[0]}", return_value=()))
-        stack.enter_context(mock.patch(f"{random}.{names[1]}"))
-        stack.enter_context(mock.patch(f"{random}._fork_rng", contextlib.nullcontext))
+    own, counts = tensor_parallel.checkpoint, []
+    with recomputing_on_cpu() as stack:
         stack.callback(setattr, tensor_parallel, "checkpoint", own)
         for code in ("", blocks("docs/training.md")[2]):
             exec(code, {})

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.utils import is_layer_window_attention
 
+from magi_attention import training
 from magi_attention.comm.group import size_of
 from magi_attention.integrations._bound import AnyPlan, bound_of, calc
 from magi_attention.integrations._mask_spec import AttnMaskSpec
@@ -41,7 +43,6 @@ from magi_attention.integrations._megatron_batch import (
 )
 from magi_attention.integrations._megatron_recurrent import put_under_plans
 from magi_attention.integrations._model_plans import make_plan
-from magi_attention.training import keeping_attention
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
 _EVERYTHING = (-1, -1)
@@ -336,21 +337,24 @@ def roll_tensor(
 _checkpoint_of_megatron = tensor_parallel.checkpoint
 
 
-def save_attention() -> None:
+def save_attention(context_fn: Callable[[], tuple[Any, Any]] = training.save_attention) -> None:
     """Has Megatron's recomputation (recompute_granularity "full", and modules that hold attention)
     keep out and lse of attention, so that it is neither computed nor exchanged again: its function
-    tensor_parallel.checkpoint becomes that of this module, in this process.
+    tensor_parallel.checkpoint becomes that of this module, in this process. context_fn: how, such
+    as Offload.save_attention, inside of whose `with` the model then runs.
     """
-    tensor_parallel.checkpoint = checkpoint
+    tensor_parallel.checkpoint = partial(checkpoint, context_fn=context_fn)
 
 
 def checkpoint(
-    function: Callable, distribute_saved_activations: bool, *tensors: torch.Tensor
+    function: Callable,
+    distribute_saved_activations: bool,
+    *tensors: torch.Tensor,
+    context_fn: Callable[[], tuple[Any, Any]] = training.save_attention,
 ) -> Any:
     """Megatron's checkpoint of function(*tensors), which keeps attention."""
-    return _checkpoint_of_megatron(
-        keeping_attention(function), distribute_saved_activations, *tensors
-    )
+    kept = training.keeping_attention(function, context_fn)
+    return _checkpoint_of_megatron(kept, distribute_saved_activations, *tensors)
 
 
 __all__ = [
