@@ -21,11 +21,18 @@ from torch.nn.functional import cross_entropy
 
 pytest.importorskip("transformers", minversion="5")
 
+from transformers.models.qwen3_next.modeling_qwen3_next import (
+    causal_conv1d_fn,
+    torch_chunk_gated_delta_rule,
+)
+
 import model_zoo as zoo
 from magi_attention import Plan
 from magi_attention.integrations import packed
 from magi_attention.integrations._model_plans import heads_of
+from magi_attention.integrations._model_recurrent import is_served, recurrences_of
 from magi_attention.integrations.trainer import MagiCollator
+from magi_attention.recurrent import _fla, _kinds
 from ranks import over
 
 FAMILIES = (
@@ -210,6 +217,132 @@ def test_collator(family):
     logits = torch.cat([alone(input_ids=part, use_cache=False).logits[0] for part in parts])
     loss = model(**batch, num_items_in_batch=zoo.TOKENS).loss
     assert abs(loss - zoo.loss_of_tokens(logits)) <= 1e-5
+
+
+def _used_kernels(monkeypatch) -> set[str]:
+    """The kernels of fla-core that are called, here computed in plain torch."""
+    used = set()
+
+    def noted(kind: type) -> type:
+        class Noted(kind):
+            def forward(self, inputs, runs):
+                used.add(kind.__name__)
+                assert {x.dtype for x in inputs[:3]} == {torch.bfloat16}
+                assert inputs[3].dtype == torch.float32
+                call = super().forward(inputs, runs)
+                results = call.results
+                call.results = lambda states: results(states).to(inputs[2].dtype)
+                return call
+
+        return Noted
+
+    def convolved(x, weight, *others):
+        used.add("causal_conv1d")
+        return x
+
+    monkeypatch.setattr(_fla, "serves", lambda x: x.dtype == torch.bfloat16)
+    monkeypatch.setattr(_fla, "DeltaKernels", noted(_kinds.Delta))
+    monkeypatch.setattr(_fla, "ScalarKernels", noted(_kinds.Scalar))
+    monkeypatch.setattr(_fla, "causal_conv1d", convolved)
+    return used
+
+
+@pytest.mark.parametrize(
+    "family, kernels",
+    [
+        ("qwen3_next", {"Delta", "causal_conv1d"}), ("kimi_linear", {"Delta", "causal_conv1d"}),
+        ("bamba", {"Scalar", "causal_conv1d"}), ("minimax", {"Scalar"}),
+        ("lfm2", {"causal_conv1d"}),
+    ],
+)  # fmt: skip
+def test_kernels(monkeypatch, family, kernels):
+    """Models in 16 bits go to kernels, with decays in float32."""
+    zoo.ours.register()
+    model = _made(family, "magi").bfloat16()
+    used = _used_kernels(monkeypatch)
+    plan = _plans(model, 1, "auto", None)
+    model(**zoo.ours.shard(plan, zoo.labelled()[0], model=model)).logits.sum().backward()
+    assert used == kernels
+
+
+def test_plans_by_type_of_layer():
+    """Recurrent layers go by documents, not by the window or the chunk of another layer."""
+    zoo.ours.register()
+    model = _made("qwen3_next", "magi")
+    whole = _plans(model, 1, "auto", None)
+    local = zoo.ours.shard(whole, zoo.labelled()[0], model=model)
+    narrow = packed.AttnMaskSpec.varlen(zoo.DOCUMENTS, window_size=(0, 0)).ranges()
+    narrow = Plan.from_ranges(*narrow, sum(zoo.DOCUMENTS), cp_size=1, num_heads_q=4, num_heads_kv=2,
+                              head_dim=8, on=whole.plan).bind()  # fmt: skip
+    wanted = model(**local).logits
+    for other in ("sliding_attention", "linear_attention"):
+        local["magi_plan"] = {other: narrow, "full_attention": whole}
+        assert torch.equal(model(**local).logits, wanted) == (other == "sliding_attention")
+    for wrong in ({}, {"full_attention": whole, "linear_attention": 1}):
+        with pytest.raises(TypeError, match=r"^magi_plan is a .*; allowed: a dict of a bound plan"):
+            model(**{**local, "magi_plan": wrong})
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "bamba", "jamba"])
+def test_caches(family):
+    zoo.ours.register()
+    model = _made(family, "magi")
+    local = zoo.ours.shard(_plans(model, 1, "auto", None), zoo.labelled()[0], model=model)
+    with pytest.raises(ValueError, match=r"_state.? is given; allowed: .* \(use_cache=False\)"):
+        model(**{**local, "use_cache": True})
+
+
+def _mixer_of(model: torch.nn.Module) -> torch.nn.Module:
+    return next(module for module in model.modules() if recurrences_of(module))
+
+
+def test_mixers_of_ones_own():
+    """A kind of a mixer that is served is; one that computes by another function besides is not."""
+    zoo.ours.register()
+    model = _made("qwen3_next", "magi")
+    mixer = _mixer_of(model)
+    kind = type(mixer)
+    mixer.__class__ = type("MyDeltaNet", (kind,), {"__module__": "types"})
+    whole = _plans(model, 1, "auto", None)
+    local = zoo.ours.shard(whole, zoo.labelled()[0], model=model)
+    wanted = model(**local).logits
+    mixer.__class__ = kind
+    assert torch.equal(model(**local).logits, wanted)
+
+
+def my_scan(x):
+    return x
+
+
+class MyScan(torch.nn.Module):
+    def forward(self, x):
+        return my_scan(causal_conv1d_fn(x))
+
+
+class MyConvolution(torch.nn.Module):
+    """Without its recurrence, if it has a state."""
+
+    def forward(self, x):
+        return causal_conv1d_fn(x)
+
+
+class MyRecurrence(torch.nn.Module):
+    """Without its convolution, if it has one."""
+
+    def forward(self, x):
+        return torch_chunk_gated_delta_rule(self.conv1d(x))
+
+
+@pytest.mark.parametrize("kind", [MyScan, MyConvolution, MyRecurrence])
+def test_half_of_a_mixer(kind):
+    zoo.ours.register()
+    model, mixer = _made("qwen3_next", "magi"), kind()
+    assert is_served(mixer) == (kind is not MyScan)
+    mixer.A_log, mixer.conv1d = torch.nn.Parameter(torch.ones(1)), torch.nn.Conv1d(1, 1, 1)
+    assert not is_served(mixer)
+    model.model.layers[0].linear_attn = mixer
+    with pytest.raises(ValueError, match="has layers of type 'linear_attention'"):
+        zoo.ours.check_model(model)
 
 
 @over(3)

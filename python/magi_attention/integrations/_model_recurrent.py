@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
+import re
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,8 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from magi_attention.integrations._bound import PLANS, bound_of
+from magi_attention.common._arguments import check_kind
+from magi_attention.integrations._bound import PLANS, PLANS_IN_WORDS, bound_of, reach_of
 from magi_attention.integrations._model_calls import PLAN_KEYWORD, is_plan_in_force, plan_in_force
+from magi_attention.integrations._model_plans import UNATTENDED_LAYERS
 from magi_attention.recurrent import (
     causal_conv1d,
     gated_delta_rule,
@@ -68,30 +70,28 @@ def _delta(layer: Callable, divides: bool):
 
 
 def _softplus_of(dt, bias, is_softplus: bool):
+    """Time steps in float32 or wider, as kernels of models have them."""
+    dt = dt.to(torch.promote_types(dt.dtype, torch.float32))
     dt = dt if bias is None else dt + bias.to(dt.dtype)
     return F.softplus(dt) if is_softplus else dt
 
 
 def _mamba2(
-    bound, hidden_states, dt, A, B, C, chunk_size, D=None, dt_bias=None, initial_states=None,
-    dt_softplus=False, dt_limit=(0.0, float("inf")), return_final_states=False, **others,
+    bound, hidden_states, dt, A, B, C, chunk_size, D=None, dt_bias=None, dt_softplus=False,
+    dt_limit=(0.0, float("inf")), **others,
 ):  # fmt: skip
     dt = _softplus_of(_rows(dt), dt_bias, dt_softplus).clamp(*dt_limit)
-    wide = torch.promote_types(hidden_states.dtype, torch.float32)
-    x = _rows(hidden_states).to(wide)
-    out = mamba2(bound, x, dt, A, _rows(B), _rows(C), D).unsqueeze(0)
-    return (out, None) if return_final_states else out
+    return mamba2(bound, _rows(hidden_states), dt, A, _rows(B), _rows(C), D).unsqueeze(0)
 
 
 def _mamba1(
     bound, hidden_states, dt, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False,
-    return_last_state=False, **others,
+    **others,
 ):  # fmt: skip
     dt = _softplus_of(_rows(dt).T, delta_bias, delta_softplus)
     x = _rows(hidden_states).T
     out = mamba1(bound, x, dt, A, _rows(B).T, _rows(C).T, D).T.unsqueeze(0)
-    out = out if z is None else out * F.silu(z)
-    return (out, None) if return_last_state else out
+    return out if z is None else out * F.silu(z)
 
 
 def _no_fused_kernel(bound, *args, **others) -> None:
@@ -170,7 +170,11 @@ _METHODS: dict[tuple[str, str], Callable] = {
     ("Qwen4ExpTextPLELayer", "_short_conv"): _dilated_conv,
 }
 
-
+# What functions are given and asked of a state that a cache has.
+_STATES = (
+    "initial_state", "initial_states", "output_final_state", "return_final_states",
+    "return_last_state",
+)  # fmt: skip
 # The layers of magi_attention.recurrent that these come to.
 _LAYERS = {
     "causal_conv1d_fn": "causal_conv1d", "torch_chunk_gated_delta_rule": "gated_delta_rule",
@@ -182,15 +186,42 @@ _LAYERS = {
 }  # fmt: skip
 
 
+_CONVOLUTIONS = {"causal_conv1d", "windows"}
+# Functions of modeling modules that mix rows, and those of them for a single row behind a cache.
+_MIXES = re.compile(r"scan|chunk_|recurrent_|delta|conv1d|ssm|linear_attention")
+_STEP = re.compile(r"_update$|^(torch_)?recurrent_")
+
+
+def _forward_of(kind: type) -> Callable:
+    return inspect.unwrap(kind.forward)
+
+
 def recurrences_of(module: torch.nn.Module) -> set[str]:
     """The layers of magi_attention.recurrent that a mixer computes by under a plan."""
-    names = inspect.unwrap(type(module).forward).__code__.co_names
+    names = _forward_of(type(module)).__code__.co_names
     return {_LAYERS[name] for name in (*names, type(module).__name__) if name in _LAYERS}
 
 
 def is_served(module: torch.nn.Module) -> bool:
-    """Whether a plan reaches all of a mixer."""
-    return bool(recurrences_of(module))
+    """Whether a plan reaches all of a mixer: its convolution and its recurrence, and every function
+    of its module that mixes rows.
+    """
+    found, forward = recurrences_of(module), _forward_of(type(module))
+    if any(type(module).__name__ == owner for owner, _ in _METHODS):
+        return True
+    has_state = any(hasattr(module, name) for name in ("A_log", "dt_bias"))
+    has_convolution = any(isinstance(child, torch.nn.Conv1d) for child in module.children())
+    lacks = (has_state and not found - _CONVOLUTIONS) or (
+        has_convolution and not found & _CONVOLUTIONS
+    )
+    others = [
+        name
+        for name in forward.__code__.co_names
+        if inspect.isfunction(forward.__globals__.get(name))
+        and _MIXES.search(name)
+        and not (name in _FUNCTIONS or _STEP.search(name))
+    ]
+    return bool(found) and not lacks and not others
 
 
 def route(model: torch.nn.Module) -> None:
@@ -199,8 +230,9 @@ def route(model: torch.nn.Module) -> None:
         return
     _routed_models.add(model)
     for kind in {type(module) for module in model.modules()}:
-        scope = vars(sys.modules[kind.__module__])
-        for name in inspect.unwrap(kind.forward).__code__.co_names:
+        forward = _forward_of(kind)
+        scope = forward.__globals__  # of the class that has it, which may be inherited
+        for name in forward.__code__.co_names:
             if name in _FUNCTIONS and not hasattr(scope.get(name), _SERVED):
                 scope[name] = _routed(scope[name], _FUNCTIONS[name])
         for (owner, name), ours in _METHODS.items():
@@ -213,8 +245,26 @@ def _under_plan(ours: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """ours(bound plan in force, *args, **kwargs)."""
     plan = kwargs.pop(PLAN_KEYWORD, None)
     plan = plan_in_force() if plan is None else plan
-    plan = next(iter(plan.values())) if isinstance(plan, Mapping) else plan
+    if isinstance(plan, Mapping):
+        plan = _plan_of_runs(plan)
+    for name in _STATES:
+        value = kwargs.get(name)
+        if value is not None and value is not False:
+            raise ValueError(
+                f"{name} is given; allowed: None with {PLAN_KEYWORD} (use_cache=False), as the "
+                "rows of a rank have no last state"
+            )
     return ours(bound_of(plan), *args, **kwargs)
+
+
+def _plan_of_runs(plans: Mapping[str, Any]) -> Any:
+    """Of plans by type of layer on one placement, the one for recurrent layers: their own, or that
+    which shows keys farthest, as windows and chunks are no documents. TypeError for other values.
+    """
+    found = [plan for name, plan in plans.items() if name in UNATTENDED_LAYERS] or [*plans.values()]
+    for plan in found or [None]:
+        check_kind(PLAN_KEYWORD, plan, PLANS, f"a dict of {PLANS_IN_WORDS}")
+    return max(found, key=reach_of)
 
 
 def _is_under_plan(given: Any) -> bool:
