@@ -5,7 +5,7 @@ import unittest
 
 from load import TOOLS  # isort: split
 
-from docsite import menu, pages, stage
+from docsite import menu, pages, search, stage
 
 ARTICLE = "<html><body><nav><img src=a.svg></nav><article>{}</article></body></html>"
 
@@ -50,6 +50,18 @@ class Stage(unittest.TestCase):
             text["source/examples/README.md"], "![a](../../p.svg) [x](../../source/src/x.hpp.md)"
         )
         self.assertEqual(text["source/src/x.hpp.md"], "# src/x.hpp\n\n````cpp\nint x;\n````\n")
+
+
+class Search(unittest.TestCase):
+    def test_words_that_people_type_are_found_on_the_page_that_answers(self):
+        self.assertEqual(search.found(), list(search.ANSWERS))
+        self.assertEqual(len(search.ANSWERS), 12)
+
+    def test_tokens_have_no_brackets_and_quotes(self):
+        self.assertEqual(
+            search.tokens("attention (MLA), `cp_size`/MagiCollator"),
+            {"attention", "mla", "cp_size", "magicollator"},
+        )
 
 
 class Pages(unittest.TestCase):

@@ -6,7 +6,12 @@ Guides, so that none is without a way to it.
 import pathlib
 
 LAST = "Guides"
-APART = ("source/", "pictures/")  # what pages show by a link
+# What pages show by a link; not_in_nav of mkdocs.yml names the same.
+APART = (
+    "source/", "pictures/", "api/", "log/", "performance.md",
+    "bounds.md", "calibration.md", "record.md", "kernels/blocks.md", "kernels/calls.md",
+    "kernels/device_list.md", "kernels/listed.md", "kernels/schedules.md", "kernels/splits.md",
+)  # fmt: skip
 
 
 def named(menu):
