@@ -14,8 +14,10 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 import dense
+from magi_attention import attention, masks
 from ranks import over
 from test_docs import blocks
 from test_training import Counts
@@ -23,13 +25,14 @@ from test_training import Counts
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it has no Transformer Engine, and says so
     from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.extensions import transformer_engine
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import (
         get_gpt_layer_local_spec,
         get_gpt_mtp_block_spec,
     )
     from megatron.core.packed_seq_params import PackedSeqParams
-    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer import TransformerConfig, transformer_block
     from megatron.core.transformer.enums import AttnMaskType
 
     from magi_attention.integrations import megatron as ours
@@ -226,6 +229,22 @@ def test_recomputation_that_keeps_attention(group):
             counts.append(counted.found)
     (whole, exchanged), (kept, fewer) = counts
     assert (whole, kept) == (4, 2) and fewer < exchanged
+
+
+def test_recomputation_of_fp8_that_keeps_attention(monkeypatch):
+    """Transformer Engine's checkpoint calls a function twice, as torch's with reentrance does."""
+    mask, x = masks.from_cu_seqlens([0, 5, 12]), torch.randn(12, 4, 8, requires_grad=True)
+    monkeypatch.setattr(tensor_parallel, "checkpoint", tensor_parallel.checkpoint)
+    for module in (transformer_engine, transformer_block):
+        monkeypatch.setattr(module, "te_checkpoint", None)
+    monkeypatch.setattr(ours, "_te_checkpoint_of_megatron", lambda function, *others: checkpoint(
+        function, others[-1], use_reentrant=True))  # fmt: skip
+    ours.save_attention()
+    for module in (transformer_engine, transformer_block):
+        with Counts() as counted:
+            out = module.te_checkpoint(lambda x: attention(x, x, x, mask), False, None, None, x)
+            out.sum().backward()
+        assert counted.found[0] == 1
 
 
 @ON_ALL

@@ -18,7 +18,7 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
 import test_megatron as cases
 from magi_attention.integrations import megatron as ours
-from magi_attention.integrations._megatron_recurrent import put_under_plans
+from magi_attention.integrations._megatron_recurrent import _UnderPlans, put_under_plans
 from ranks import refuses
 
 SIZES = pytest.mark.parametrize("size", [1, 2])
@@ -92,6 +92,9 @@ class MambaMixer(torch.nn.Module):
         for name in ("A_log", "D", "dt_bias"):
             setattr(self, name, torch.nn.Parameter(torch.randn(4)))
 
+    def forward(self, hidden_states, inference_context=None, *, packed_seq_params=None):
+        raise NotImplementedError
+
     def by_rows(self, x):
         """The result for one document."""
         z, mixed, dt = self.in_proj(x)[0].squeeze(1).split((16, 28, 4), 1)
@@ -143,6 +146,47 @@ def test_mamba(group, size):
     found = cases.gradients(mixer)
     cases.sum_over(context, *found.values())
     cases.close(found, exact)
+
+
+def test_what_mixers_are_given():
+    """Parameters of a batch are found wherever they are, and what is not followed is refused."""
+    mixer = MambaMixer()
+    put_under_plans("mixer", mixer)
+    params = object.__new__(ours.MagiPackedSeqParams)
+    x = torch.zeros(4, 1, 8)
+    refuses(lambda: mixer(x, object(), packed_seq_params=params), ValueError,
+            "inference_context is given; allowed: None with batches of prepare_batch")  # fmt: skip
+    refuses(lambda: mixer(x), NotImplementedError, "")
+    net = gated_delta_net.GatedDeltaNet
+    under = type(net.__name__, (_UnderPlans, net), {})
+    for position, name in (
+        (1, "attention_mask"),
+        (2, "key_value_states"),
+        (3, "inference_context"),
+    ):
+        given = [None, None, None, None, params]
+        given[position - 1] = x
+        refuses(lambda: under.forward(object.__new__(under), x, *given), ValueError,
+                f"{name} is given; allowed: None")  # fmt: skip
+
+
+def test_kinds_of_mixers():
+    """Those that change nothing which is computed here are taken, others are refused."""
+
+    class Named(MambaMixer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.name = "mine"
+
+    class Changed(Named):
+        def forward(self, hidden_states, **others):
+            return hidden_states
+
+    mixer = Named()
+    put_under_plans("mixer", mixer)
+    assert isinstance(mixer, _UnderPlans)
+    pattern = "mixer is a Changed, which has a forward of its own; allowed: GatedDeltaNet"
+    refuses(lambda: put_under_plans("mixer", Changed()), ValueError, pattern)
 
 
 def test_other_mixers():

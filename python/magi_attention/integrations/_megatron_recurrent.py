@@ -5,6 +5,7 @@ batch of prepare_batch, by the mixer's own projections, parameters and norms.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -51,34 +52,51 @@ def _convolved(mixer: Any, mixed: torch.Tensor, bound: BoundPlan) -> torch.Tenso
 
 
 _MIXERS = {"GatedDeltaNet": _gated_delta_net, "MambaMixer": _mamba}
+# Methods of a kind of these that change nothing here, or that layers above call.
+_FREE = {"__init__", "__doc__", "__module__", "sharded_state_dict", "_apply_gated_norm"}
 
 
 class _UnderPlans:
     """Before a mixer of Megatron: batches of prepare_batch over the runs of their plan."""
 
-    def forward(self: Any, hidden_states: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
-        params = keywords.get("packed_seq_params")
+    def forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        given = inspect.signature(super().forward).bind(*arguments, **keywords)
+        params = given.arguments.get("packed_seq_params")
         if not isinstance(params, MagiPackedSeqParams):
-            return super().forward(hidden_states, *arguments, **keywords)
-        projected, _ = self.in_proj(hidden_states)
-        layer = next(_MIXERS[kind] for kind in _names_of(self) if kind in _MIXERS)
+            return super().forward(*arguments, **keywords)
+        hidden_states, *others = given.arguments.items()
+        for name, option in others:
+            if option is not None and name not in ("packed_seq_params", "kwargs"):
+                raise ValueError(f"{name} is given; allowed: None with batches of prepare_batch")
+        projected, _ = self.in_proj(hidden_states[1])
+        layer = _MIXERS[_mixer_among(type(self)).__name__]
         out = layer(self, projected.squeeze(1), bound_of(params.plan))
         return self.out_proj(out.reshape(*projected.shape[:2], -1))
 
 
-def _names_of(module: torch.nn.Module) -> list[str]:
-    return [kind.__name__ for kind in type(module).__mro__]
+def _mixer_among(kind: type) -> type | None:
+    """The mixer that a kind of module is one of."""
+    return next((one for one in kind.__mro__ if one.__name__ in _MIXERS), None)
 
 
 def put_under_plans(name: str, module: torch.nn.Module) -> None:
     """Makes a mixer take batches of prepare_batch. ValueError for a mixer that no plan reaches."""
-    names = _names_of(module)
-    if any(kind in _MIXERS for kind in names):
-        if not isinstance(module, _UnderPlans):
-            kind = type(module)
-            module.__class__ = type(kind.__name__, (_UnderPlans, kind), {})
+    kind = type(module)
+    if isinstance(module, _UnderPlans):
+        return
+    mixer, allowed = _mixer_among(kind), ", ".join(_MIXERS)
+    if mixer is not None:
+        own = [one for one in kind.__mro__ if issubclass(one, mixer) and one is not mixer]
+        changed = [method for one in own for method in vars(one) if method in vars(mixer)]
+        changed = [method for method in changed if method not in _FREE]
+        if changed:
+            raise ValueError(
+                f"{name} is a {kind.__name__}, which has a {changed[0]} of its own; allowed: "
+                f"{allowed}, or kinds of them that change no method"
+            )
+        module.__class__ = type(kind.__name__, (_UnderPlans, kind), {})
     elif hasattr(module, "conv1d") and hasattr(module, "A_log"):
         raise ValueError(
-            f"{name} is a {names[0]}, a recurrent layer without a plan; allowed: "
-            f"{', '.join(_MIXERS)}, or a layer of magi_attention.recurrent in its place"
+            f"{name} is a {kind.__name__}, a recurrent layer without a plan; allowed: {allowed}, "
+            "or a layer of magi_attention.recurrent in its place"
         )

@@ -23,9 +23,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import tensor_parallel
+from megatron.core.extensions import transformer_engine
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.transformer import multi_token_prediction
+from megatron.core.transformer import multi_token_prediction, transformer_block
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -335,15 +336,19 @@ def roll_tensor(
 
 
 _checkpoint_of_megatron = tensor_parallel.checkpoint
+_te_checkpoint_of_megatron = transformer_engine.te_checkpoint
 
 
 def save_attention(context_fn: Callable[[], tuple[Any, Any]] = training.save_attention) -> None:
     """Has Megatron's recomputation (recompute_granularity "full", and modules that hold attention)
-    keep out and lse of attention, so that it is neither computed nor exchanged again: its function
-    tensor_parallel.checkpoint becomes that of this module, in this process. context_fn: how, such
-    as Offload.save_attention, inside of whose `with` the model then runs.
+    keep out and lse of attention, so that it is neither computed nor exchanged again: its functions
+    tensor_parallel.checkpoint and te_checkpoint, that of fp8, become those of this module, in this
+    process. context_fn: how, such as Offload.save_attention, inside of whose `with` the model then
+    runs.
     """
     tensor_parallel.checkpoint = partial(checkpoint, context_fn=context_fn)
+    for module in (transformer_engine, transformer_block):
+        module.te_checkpoint = partial(te_checkpoint, context_fn=context_fn)
 
 
 def checkpoint(
@@ -357,7 +362,18 @@ def checkpoint(
     return _checkpoint_of_megatron(kept, distribute_saved_activations, *tensors)
 
 
+def te_checkpoint(
+    function: Callable,
+    *arguments: Any,
+    context_fn: Callable[[], tuple[Any, Any]] = training.save_attention,
+    **keywords: Any,
+) -> Any:
+    """Megatron's checkpoint by Transformer Engine, with its arguments, which keeps attention."""
+    kept = training.keeping_attention(function, context_fn)
+    return _te_checkpoint_of_megatron(kept, *arguments, **keywords)
+
+
 __all__ = [
     "FORMAT", "MagiCoreAttention", "MagiPackedSeqParams", "adapt_model", "checkpoint",
-    "prepare_batch", "roll_tensor", "save_attention", "with_magi_attention",
+    "prepare_batch", "roll_tensor", "save_attention", "te_checkpoint", "with_magi_attention",
 ]  # fmt: skip
