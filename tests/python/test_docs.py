@@ -33,7 +33,7 @@ def test_examples_of_adapters(index):
     """Each runs as it stands, on one process; test_megatron.py has the one of Megatron."""
     if index == 0:
         pytest.importorskip("transformers", minversion="5")
-    exec(blocks("docs/integrations.md")[index], {"cp_group": None})
+    exec(blocks("docs/integrations.md")[index], {})
 
 
 def test_example_of_sparse_attention():

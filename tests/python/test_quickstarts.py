@@ -3,8 +3,11 @@
 C++ is examples/quickstart.cpp, which is built and run beside the tests of the C interface.
 """
 
+import contextlib
 import functools
+import json
 import os
+import re
 from unittest import mock
 
 import pytest
@@ -99,6 +102,41 @@ def test_transformers(ranks):
     (losses, weights), *others = ranks.run(4, run_transformers, page("transformers"))
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.1
     assert all(torch.equal(weights, other) for _, other in others)
+
+
+def run_sft(world, code: str) -> dict:
+    """What the program for 8 GPUs says in the end, on CPUs and of a small model."""
+    import test_transformers as models
+    import trainer_cases as cases
+
+    named = mock.patch("transformers.AutoModelForCausalLM.from_pretrained")
+    with named as made, contextlib.ExitStack() as stack:
+        made.return_value = models.model("llama", "sdpa")
+        if world is not None:
+            stack.enter_context(cases.as_torchrun())
+            stack.enter_context(cases.sharded_on_cpus())
+        options = 'use_cpu=True, report_to=[], save_strategy="no"'
+        return run(code.replace("bf16=True", options))["trainer"].state.log_history[-1]
+
+
+def test_sft(ranks, tmp_path):
+    """Two replicas of two ranks have the loss and the metric of one process."""
+    pytest.importorskip("transformers", minversion="5")
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    import trainer_cases as cases
+
+    file = tmp_path / "packed.jsonl"
+    with file.open("w", encoding="utf-8") as lines:
+        for sample in cases.samples(15):
+            ids = sample["input_ids"].tolist()
+            lines.write(json.dumps({"input_ids": ids, "seq_lengths": [2, len(ids) - 2]}) + "\n")
+    _, code = blocks("docs/quickstart/transformers.md")
+    code = code.replace("packed.jsonl", str(file)).replace('"out"', repr(str(tmp_path)))
+    found = ranks.run(4, run_sft, code.replace("cp_size=4", "cp_size=2"))[0]
+    code = re.sub(" *fsdp.*\n", "", code).replace("cp_size=4", "cp_size=1")
+    wanted = run_sft(None, code.replace("train_batch_size=1", "train_batch_size=2"))
+    for name in ("eval_loss", "eval_accuracy"):
+        assert found[name] == pytest.approx(wanted[name], rel=1e-4)
 
 
 def run_megatron(group, code: str) -> float:
