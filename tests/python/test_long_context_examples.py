@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/long_context: over two ranks each recipe has the losses of one."""
 
+import gc
+import os
 import pathlib
 import sys
 from functools import partial
@@ -44,6 +46,43 @@ def by_megatron(group, cp_size: int) -> list[float]:
         return megatron_train.train(given, cases.start(cp_size), torch.device("cpu"))
 
 
+def by_torchtitan(group, cp_size: int) -> list[float]:
+    """Steps of its Trainer, which asks for a GPU in places; FSDP2 over gloo knows sums alone."""
+    import torchtitan.tools.utils as utils
+
+    returned = {"device_count": 1, "memory_stats": {}, "get_device_name": "cpu"}
+    utils.device_type = "cpu"
+    utils.device_module = mock.Mock(**{f"{name}.return_value": x for name, x in returned.items()})
+    utils.device_module.get_device_properties.return_value.total_memory = 1
+    os.environ["LOCAL_RANK"] = "0"
+    import torchtitan_qwen3 as ours
+
+    given, losses = recipe.parser_of("").parse_args(TINY), []
+    spec = ours.model_registry("debugmodel")
+    del spec.model.layers[1:]
+    batches = [
+        ({"input": packed.ids[None], "positions": packed.positions[None]}, packed.targets[None])
+        for packed in recipe.sequences(given, torch.device("cpu"))
+    ]
+    config = ours.config_of(
+        spec, given.tokens, dataloader=mock.Mock(**{"build.return_value": batches}),
+        tokenizer=mock.Mock(), optimizer=ours.default_adamw(lr=given.rate),
+    )  # fmt: skip
+    config.parallelism.context_parallel_degree, config.debug.seed = cp_size, 0
+    config.training.mixed_precision_param, config.lr_scheduler.warmup_steps = "float32", 0
+    trainer = config.build()
+    for module in trainer.model_parts[0].modules():
+        if isinstance(module, torch.distributed.fsdp.FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+    trainer.metrics_processor.log = lambda step, loss, *_, **__: losses.append(loss)
+    data = trainer.batch_generator(trainer.dataloader)
+    for _ in batches:
+        trainer.step += 1
+        trainer.train_step(data)
+    gc.enable()
+    return losses
+
+
 def check(alone: list[float], shared: list[float]) -> None:
     """Losses of one rank, which those of two are equal to, and which fall."""
     assert shared == pytest.approx(alone, abs=2e-6)
@@ -72,3 +111,9 @@ def test_megatron(ranks):
     """Megatron's groups are of all processes."""
     pytest.importorskip("megatron.core", reason="megatron-core is not installed")
     check(*(ranks.run(4, by_megatron, size)[0] for size in (1, 2)))
+
+
+def test_torchtitan(ranks):
+    """Ranks that share no sequence each have the same one."""
+    pytest.importorskip("torchtitan", reason="torchtitan is not installed")
+    check(*(ranks.run(4, by_torchtitan, size)[0] for size in (1, 4)))
