@@ -376,6 +376,44 @@ def test_over_rows(rows, dim):
         over_rows(lambda x, y: x + y, x, x.transpose(-1, -2), rows=2, dim=-2)
 
 
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (dict(rows=0), "rows is 0; allowed: 1 or more"),
+        (dict(rows=2.5), "rows is 2.5; allowed: an int"),
+        (dict(rows=2, dim=2), "dim is 2; allowed: -1 to 0"),
+        (dict(rows=2, group=3), "group is a int; allowed: a process group, None"),
+        (dict(rows=2, tensors=()), "tensors are none; allowed: one or more"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_chunks(given, message):
+    tensors = given.pop("tensors", (torch.zeros(4, 3), torch.zeros(4)))
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        over_rows(torch.add, *tensors, **given)
+
+
+@over(3)
+def test_chunks_of_ranks(group):
+    """Ranks of 0, 3 and 9 rows call a function that is collective equally often."""
+    size = (0, 3, 9)[dist.get_rank(group)]
+    head = nn.Linear(4, 7, dtype=torch.float64)
+    hidden = torch.randn(size, 4, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(7, (size,))
+    calls = []
+
+    def collective(x):
+        calls.append(len(x))
+        dist.all_reduce(torch.zeros(1), group=group)
+        return head(x)
+
+    wanted = run([head], hidden, lambda head, x: cross_entropy(head(x), labels, reduction="sum"))
+    found = run(
+        [head], hidden, lambda _, x: loss_over_rows(collective, x, labels, rows=4, group=group)
+    )
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    assert len(calls) == 6 and max(calls) <= 4
+
+
 def test_loss_over_rows():
     head = nn.Linear(8, 50, dtype=torch.float64)
     hidden = torch.randn(21, 8, dtype=torch.float64, requires_grad=True)
@@ -387,6 +425,8 @@ def test_loss_over_rows():
     half = head.bfloat16()
     loss = loss_over_rows(half, hidden.detach().bfloat16(), labels)
     assert loss.dtype == torch.float32
+    with pytest.raises(TypeError, match=r"^ignore_index is None; allowed: an int"):
+        loss_over_rows(head, hidden, labels, ignore_index=None)
 
 
 def test_offload_refuses_what_was_changed_in_place(monkeypatch):

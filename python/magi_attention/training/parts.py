@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
@@ -62,21 +63,40 @@ def attend_by_groups(
 
 
 def over_rows(
-    function: Callable[..., torch.Tensor], *tensors: torch.Tensor, rows: int, dim: int = 0
+    function: Callable[..., torch.Tensor],
+    *tensors: torch.Tensor,
+    rows: int,
+    dim: int = 0,
+    group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """function(*tensors), a function of each row for itself such as an MLP, over chunks of at most
     `rows` rows, which are axis `dim` of tensors and result. A chunk is computed again in the
-    backward, where one at a time holds what lies inside of the function. ValueError for tensors of
-    other numbers of rows.
+    backward, where one at a time holds what lies inside of the function.
+
+    - group: ranks that call a collective function, such as a module that FSDP shards by itself:
+      they agree on the number of chunks, of which those of a rank with few rows are short or empty.
+      Collective. None: ranks with other numbers of rows may have other numbers of chunks.
+
+    ValueError or TypeError for tensors of other numbers of rows and for other arguments.
     """
     check_int("rows", rows, 1)
+    check_kind("group", group, (dist.ProcessGroup, type(None)), "a process group, None")
+    if not tensors:
+        raise ValueError("tensors are none; allowed: one or more")
+    axes = min(tensor.dim() for tensor in tensors)
+    dim = check_int("dim", dim, -axes, axes - 1)
+    count = -(-tensors[0].shape[dim] // rows)
     for tensor in tensors[1:]:
         if tensor.shape[dim] != tensors[0].shape[dim]:
             raise ValueError(
                 f"tensors have {tensors[0].shape[dim]} and {tensor.shape[dim]} rows in axis {dim}; "
                 "allowed: equally many"
             )
-    chunks = zip(*(tensor.split(rows, dim) for tensor in tensors))
+    if group is not None:
+        most = torch.tensor(count, device=tensors[0].device)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group)
+        count = int(most)
+    chunks = zip(*(tensor.tensor_split(max(1, count), dim) for tensor in tensors))
     return torch.cat([checkpoint(function, *chunk, use_reentrant=False) for chunk in chunks], dim)
 
 
@@ -86,15 +106,17 @@ def loss_over_rows(
     labels: torch.Tensor,
     rows: int = 4096,
     ignore_index: int = -100,
+    group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """The sum of the cross entropies of head(hidden) [rows, vocabulary] and labels [rows], which
     are shifted before, in float32 (float64 for such logits), over chunks of `rows` rows: logits of
-    more are never held. Rows of the label ignore_index count nothing.
+    more are never held. Rows of the label ignore_index count nothing. group: as over_rows.
     """
+    check_int("ignore_index", ignore_index, -(1 << 63))
 
     def losses(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits = head(hidden)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return cross_entropy(wide, labels, ignore_index=ignore_index, reduction="none")
 
-    return over_rows(losses, hidden, labels, rows=rows).sum()
+    return over_rows(losses, hidden, labels, rows=rows, group=group).sum()
