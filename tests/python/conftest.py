@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from ranks import Ranks
+from ranks import Ranks, fork_server
 
 
 @pytest.fixture(params=range(3), ids=lambda seed: f"seed{seed}")
@@ -43,6 +43,10 @@ def gpu_ranks():
 def group(request):
     name, size = request.param
     return request.getfixturevalue(name), size
+
+
+def pytest_configure():
+    fork_server()  # imports while tests are collected
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
+from multiprocessing import forkserver
 from unittest import mock
 
 import pytest
@@ -79,6 +80,18 @@ def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
             dist.destroy_process_group(group)
 
 
+def fork_server():
+    """The context of processes that are forked from one that has imported what they use, which
+    starts here, unless it runs, and is not waited for.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["preloaded"])
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    with mock.patch.dict(os.environ, PYTHONPATH=path):
+        forkserver.ensure_running()
+    return context
+
+
 class Ranks:
     """Runs cases; started at the first one, and again after one that failed. A backend with nccl: a
     GPU for each rank, which is torch's default device there. A case that takes longer than
@@ -96,7 +109,8 @@ class Ranks:
         return "nccl" in self._backend
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        # What is imported may have asked for GPUs, which a fork cannot use.
+        context = multiprocessing.get_context("spawn") if self.has_gpus else fork_server()
         handle, store = tempfile.mkstemp()
         os.close(handle)
         os.unlink(store)
