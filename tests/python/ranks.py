@@ -9,6 +9,9 @@ import contextlib
 import datetime
 import multiprocessing
 import os
+import pathlib
+import runpy
+import socket
 import sys
 import tempfile
 import time
@@ -90,6 +93,39 @@ def fork_server():
     with mock.patch.dict(os.environ, PYTHONPATH=path):
         forkserver.ensure_running()
     return context
+
+
+def _run(program: str, arguments: list[str], variables: dict[str, str], output: str) -> None:
+    for number in (1, 2):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.environ.update(variables)
+    sys.argv = [program, *arguments]
+    sys.path.insert(0, os.path.dirname(program))
+    runpy.run_path(program, run_name="__main__")
+
+
+def launch(program, *arguments: str, ranks: int = 0) -> tuple[int, str]:
+    """The exit code of a Python program and what it has printed, whose process is forked like those
+    of ranks; ranks: as many of it, which are told what torchrun tells them.
+    """
+    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+        free.bind(("127.0.0.1", 0))
+        told = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
+        free.close()
+        told |= dict(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
+        started = []
+        for rank in map(str, range(max(1, ranks))):
+            variables = told | dict(RANK=rank, LOCAL_RANK=rank) if ranks else {}
+            given = (str(program), list(arguments), variables, os.path.join(folder, rank))
+            started.append(fork_server().Process(target=_run, args=given))
+            started[-1].start()
+        deadline = time.monotonic() + CASE_SECONDS
+        for process in started:
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
+            process.join()
+        output = "".join(path.read_text() for path in sorted(pathlib.Path(folder).iterdir()))
+        return next((p.exitcode for p in started if p.exitcode), 0), output
 
 
 class Ranks:

@@ -3,11 +3,12 @@
 
 import json
 import pathlib
-import subprocess
 import sys
 from xml.etree import ElementTree
 
 import pytest
+
+from ranks import launch
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
@@ -17,16 +18,14 @@ dist_timeline = pytest.importorskip("dist_timeline")
 
 def test_the_script_on_a_cpu(tmp_path):
     out, rows = tmp_path / "cells.jsonl", tmp_path / "rows.json"
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        str(BENCH / "dist_attention.py"), "--device", "cpu",
+    code, output = launch(
+        BENCH / "dist_attention.py", "--device", "cpu",
         "--masks", "causal,varlen_causal", "--tokens", "64", "--heads", "4,2", "--head-dim", "16",
         "--settings", "default,degree0+sms4", "--work", "keys,queries",
         "--seconds", "0.1", "--rounds", "2", "--no-host",
-        "--out", str(out), "--rows", str(rows), "--trace", str(tmp_path / "traces"),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
+        "--out", str(out), "--rows", str(rows), "--trace", str(tmp_path / "traces"), ranks=2,
+    )  # fmt: skip
+    assert code == 0, output
     cells = [json.loads(line) for line in out.read_text().splitlines()]
     assert [c["mask"] for c in cells] == ["causal", "varlen_causal"]
     ours = ["default", "default+work=queries", "degree0+sms4", "degree0+sms4+work=queries"]
@@ -40,7 +39,7 @@ def test_the_script_on_a_cpu(tmp_path):
     found = {row["name"]: row for row in json.loads(rows.read_text())}
     assert found["dist2.qo_always.causal.64"]["value"] > 0
     assert found["dist2.causal.forward.64"]["unit"] == "ratio"
-    assert "causal, 64 per rank, 2 ranks" in done.stderr
+    assert "causal, 64 per rank, 2 ranks" in output
     pictures = dist_plots.draw(cells, tmp_path)
     assert [p.name for p in pictures] == ["dist2-64-forward.svg", "dist2-64-backward.svg"]
     assert "varlen_causal" in pictures[0].read_text()

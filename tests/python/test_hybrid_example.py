@@ -3,10 +3,10 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
+
+from ranks import launch
 
 pytest.importorskip("transformers", minversion="5")
 
@@ -14,9 +14,7 @@ PROGRAM = pathlib.Path(__file__).resolve().parents[2] / "examples" / "hybrid" / 
 
 
 def test_short_training(tmp_path):
-    command = [sys.executable, PROGRAM, "--steps", "2", "--rows", "96", "--ranks", "2"]
-    result = subprocess.run(
-        [*command, "--out", tmp_path], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    options = ("--steps", "2", "--rows", "96", "--ranks", "2", "--out", str(tmp_path))
+    code, output = launch(PROGRAM, *options)
+    assert code == 0, output
     assert len(json.loads((tmp_path / "2.json").read_text(encoding="utf-8"))) == 2

@@ -3,14 +3,14 @@
 
 import itertools
 import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
 import torch
+
+from ranks import launch
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples" / "llama_cp"
 sys.path.insert(0, str(FOLDER))
@@ -88,49 +88,42 @@ def test_arguments():
 
 
 @pytest.mark.parametrize(
-    "options", [["--models", "plain,transformers"], ["--models", "plain", "--fsdp"]], ids=str
+    "ranks, options",
+    [(0, ["--models", "plain,transformers", "--ranks", "2"]), (2, ["--models", "plain", "--fsdp"])],
+    ids=str,
 )
-def test_two_ranks(tmp_path, options):
+def test_two_ranks(tmp_path, ranks, options):
+    """Processes of its own, and torchrun's."""
     if "transformers" in options[1]:
         pytest.importorskip("transformers", minversion="5")
-    command = [sys.executable, str(FOLDER / "train.py"), "--ranks", "2", "--steps", "2", "--cpu"]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path), *options], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "FAIL" not in done.stdout and "plain, cp 2" in done.stdout
+    options = [*options, "--steps", "2", "--cpu", "--out", str(tmp_path)]
+    code, output = launch(FOLDER / "train.py", *options, ranks=ranks)
+    assert code == 0, output
+    assert "FAIL" not in output and "plain, cp 2" in output
     losses = json.loads((tmp_path / "losses.json").read_text())
     assert len(losses["plain, cp 1"]) == 2
     assert (tmp_path / "losses.svg").read_text().startswith("<svg")
 
 
 def test_exit_code_of_a_failed_check(tmp_path):
-    code = "import compare, train; compare.GRADIENT_TOLERANCE = -1.0; train.main()"
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import sys; sys.path.append({str(FOLDER)!r}); import compare, train; "
+        "compare.GRADIENT_TOLERANCE = -1.0; train.main()"
+    )
     options = ["--steps", "1", "--models", "plain", "--cpu", "--out", str(tmp_path)]
-    torchrun = {
-        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0", "PYTHONPATH": os.pathsep.join([str(FOLDER), *sys.path]),
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", code, *options],
-        capture_output=True, text=True, timeout=300, env={**os.environ, **torchrun},
-    )  # fmt: skip
-    assert done.returncode == 1 and "FAIL  plain, cp 1" in done.stdout, done.stderr
+    code, output = launch(program, *options, ranks=1)
+    assert code == 1 and "FAIL  plain, cp 1" in output, output
 
 
 def test_long_sequences_go_on_where_they_were(tmp_path):
     out = tmp_path / "llama.json"
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        str(FOLDER / "long.py"), "--cpu", "--tokens", "128", "--steps", "5", "--out", str(out),
-    ]  # fmt: skip
+    given = ["--cpu", "--tokens", "128", "--steps", "5", "--out", str(out)]
 
     def run(*options) -> str:
-        done = subprocess.run(
-            [*command, *options], capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        code, output = launch(FOLDER / "long.py", *given, *options, ranks=2)
+        assert code == 0, output
+        return output
 
     run("--minutes", "0.0001")  # one run: how long another takes is known behind it
     assert list(json.loads(out.read_text())["runs"]) == ["cp 1"]

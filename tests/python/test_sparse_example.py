@@ -3,11 +3,12 @@
 
 import json
 import pathlib
-import subprocess
 import sys
 
 import pytest
 import torch
+
+from ranks import launch
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples" / "sparse"
 sys.path.append(str(FOLDER))
@@ -60,10 +61,8 @@ def test_best_blocks():
 
 def test_short_training(tmp_path):
     """A few steps run, write their losses, and tell that they fell too little."""
-    command = [sys.executable, str(FOLDER / "train.py"), "--steps", "2", "--rows", "64"]
-    result = subprocess.run(
-        [*command, "--out", str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 1 and "nsa: the loss fell from" in result.stdout, result.stderr
+    options = ("--steps", "2", "--rows", "64", "--out", str(tmp_path))
+    code, output = launch(FOLDER / "train.py", *options)
+    assert code == 1 and "nsa: the loss fell from" in output, output
     losses = json.loads((tmp_path / "losses.json").read_text(encoding="utf-8"))
     assert {kind: len(curve) for kind, curve in losses.items()} == dict.fromkeys(layers.KINDS, 2)

@@ -3,10 +3,11 @@
 
 import json
 import pathlib
-import subprocess
 import sys
 
 import pytest
+
+from ranks import launch
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
@@ -18,14 +19,11 @@ BOTH = ("whole", "saved")
 def test_the_script_on_a_cpu(tmp_path):
     out, rows = tmp_path / "out.json", tmp_path / "rows.json"
     cases = ("causal.128", "new_mask.128", "longest.128")
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        str(BENCH / "training.py"), "--tiny", *(f"--case={case}" for case in cases),
-        "--policies", "whole,saved", "--rounds", "1", "--trace", "--out", str(out),
-        "--rows", str(rows),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
+    code, output = launch(
+        BENCH / "training.py", "--tiny", *(f"--case={case}" for case in cases), "--policies",
+        "whole,saved", "--rounds", "1", "--trace", "--out", str(out), "--rows", str(rows), ranks=2,
+    )  # fmt: skip
+    assert code == 0, output
     cells = json.loads(out.read_text())["cells"]
     assert list(cells) == list(cases)
     assert all(cell["agrees"] for cell in cells.values())
