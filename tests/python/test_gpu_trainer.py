@@ -22,7 +22,12 @@ FIRST_FSDP = {"fsdp": True, "fsdp_config": {"version": 1, "use_orig_params": Tru
 
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
 def test_float64(gpu_ranks, options):
-    gpu_ranks.run(GPUS, cases.by_torch, GPUS, "llama", options)
+    gpu_ranks.run(GPUS, cases.by_torch, cases.trainer, GPUS, "llama", options)
+
+
+@pytest.mark.parametrize("options", [SETTINGS[0], SETTINGS[-1]], ids=str)
+def test_resumed(gpu_ranks, tmp_path, options):
+    gpu_ranks.run(GPUS, cases.by_torch, cases.resumed, str(tmp_path), options)
 
 
 # The first FSDP takes norms of gradients in float32, which float64 cannot be narrowed to.

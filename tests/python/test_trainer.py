@@ -36,7 +36,6 @@ def sharded(**settings):
         (2, "llama", {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}, ""),
         (2, "llama", {}, "streamed"),
         (2, "llama", {}, "shared"),
-        (4, "llama", {}, "shared"),
         (2, "llama", {}, "lora"),
         (2, "llama", {"gradient_checkpointing": True}, "lora"),
         (2, "llama", sharded(), "offloaded"),  # inputs of layers and attention, as training.md says
@@ -76,7 +75,7 @@ def test_metrics(ranks, is_shared):
 
 def test_resumed(ranks, tmp_path):
     needs("accelerate")
-    ranks.run(4, cases.resumed, str(tmp_path))
+    ranks.run(4, cases.resumed, str(tmp_path), {})
 
 
 @pytest.mark.parametrize("size, name", [(1, "llama"), (2, "gemma2")])
