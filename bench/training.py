@@ -225,6 +225,8 @@ def compare(bench: Bench, data, layers: int) -> tuple[dict, dict, dict]:
                 error = repr(caught)[:400]
             if bench.slowest(error is not None):
                 failed[label] = error or "another rank failed"
+                if not any(one.startswith(f"{name}.") for one in known):
+                    sides.pop(name, None)  # which some ranks may have made, and others not
                 bench.say(f"  {label}: {failed[label]}")
                 bench.make(layers)  # what was under way is in the model's hooks
                 continue
@@ -349,7 +351,7 @@ KINDS = {"causal": steps, "packed": steps, "new_mask": new_masks, "longest": lon
 
 
 def rows_of(cells: dict[str, dict], size: int) -> list[dict]:
-    """Figures by the names of bench/musts.json, of what there is."""
+    """Figures by the names of bench/musts.json, of what there is; ratios where losses agree."""
     rows = []
 
     def add(name: str, value: float, unit: str = "ratio") -> None:
@@ -365,6 +367,8 @@ def rows_of(cells: dict[str, dict], size: int) -> list[dict]:
             speeds = {name: one["tokens_per_second"] for name, one in cell["sides"].items()}
             for name, speed in speeds.items():
                 add(f"{label}.{name}", speed, "tokens/s")
+            if not cell["agrees"]:
+                continue
             for name, value in ratios_of(kind, speeds).items():
                 add(f"{label}.{name}", value)
             peaks = {n: one["peak_gib"] + one["outside_gib"] for n, one in cell["sides"].items()}

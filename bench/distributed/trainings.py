@@ -203,7 +203,9 @@ class TorchCp(Side):
         if len(data.lengths) > 1 or not data.ids.is_cuda:
             raise NotImplementedError("torch_cp has one causal sequence, on GPUs")
         self._mesh = DeviceMesh.from_group(group, data.ids.device.type)
-        self._has_gqa = self._takes_grouped_queries()
+        takes = torch.tensor(self._takes_grouped_queries(), dtype=torch.int32)
+        dist.all_reduce(takes, dist.ReduceOp.MIN, group)
+        self._has_gqa = bool(takes)  # of all ranks, which compute one attention
 
     def _takes_grouped_queries(self) -> bool:
         def leaf(heads: int) -> torch.Tensor:

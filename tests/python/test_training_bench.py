@@ -4,8 +4,13 @@
 import json
 import pathlib
 import sys
+from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
+
+from ranks import over
 
 from ranks import launch
 
@@ -13,6 +18,7 @@ BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 training = pytest.importorskip("training", reason="the benches are not here")
 step_parts = pytest.importorskip("distributed.step_parts")
+trainings = pytest.importorskip("distributed.trainings")
 BOTH = ("whole", "saved")
 
 
@@ -45,7 +51,10 @@ def test_figures():
         name: {"tokens_per_second": speed, "peak_gib": speed, "outside_gib": 1.0}
         for name, speed in speeds.items()
     }
-    cells = {"packed.64k": {"sides": sides}, "causal.128k": {"sides": sides}}
+    cells = {
+        case: {"sides": sides, "agrees": not case.endswith("16k")}
+        for case in ("packed.64k", "causal.128k", "causal.16k")
+    }
     found = {row["name"]: row["value"] for row in training.rows_of(cells, 2)}
     assert found["train2.causal.128k.over_torch_cp"] == 2.0
     assert found["train2.causal.128k.over_ulysses"] == 1.5
@@ -53,6 +62,46 @@ def test_figures():
     assert found["train2.packed.64k.share"] == 0.9
     assert found["train2.peak_gib.causal.128k"] == round(13 / 11, 4)
     assert found["train2.packed.64k.ours.saved"] == 12.0
+    of_differing = [name for name in found if "16k" in name]  # speeds and no ratios
+    assert of_differing == [f"train2.causal.16k.{name}" for name in speeds]
+
+
+@over(2)
+def test_a_side_that_one_rank_cannot_make(group):
+    """It is made again by all ranks, or by none."""
+    rank, made = dist.get_rank(group), []
+
+    def make(*_):
+        made.append(rank)
+        if rank == 1 and len(made) == 1:
+            raise RuntimeError("no memory")
+
+    def slowest(value):
+        found = torch.tensor(float(value))
+        dist.all_reduce(found, dist.ReduceOp.MAX, group)
+        return float(found)
+
+    bench = mock.Mock(slowest=slowest, group=group, **{
+        "used_gib.return_value": (0.0, 0.0), "loss_and_norm.return_value": (1.0, 2.0),
+    })  # fmt: skip
+    bench.given.sides, bench.given.policies = ["ulysses"], ["whole", "saved", "offloaded"]
+    with mock.patch.dict(training.MAKERS, ulysses=make):
+        sides, known, failed = training.compare(bench, None, 1)
+    assert len(made) == 2 and list(sides) == ["ulysses"]
+    assert list(known) == ["ulysses.saved", "ulysses.offloaded"]
+    assert list(failed) == ["ulysses.whole"]
+
+
+@over(2)
+def test_attention_of_torch_is_one_on_all_ranks(group):
+    ids = mock.Mock(is_cuda=True, device=torch.device("cpu"))
+    data = mock.Mock(ids=ids, lengths=[4])
+    rank = dist.get_rank(group)
+    with (
+        mock.patch.object(trainings.TorchCp, "_takes_grouped_queries", lambda _: rank == 0),
+        mock.patch.object(trainings, "DeviceMesh"),
+    ):
+        assert not trainings.TorchCp(data, None, group)._has_gqa
 
 
 def test_parts_of_a_trace():
