@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+import test_long_context_examples as recipes
 import test_training
 from magi_attention import attention, masks
 from magi_attention.training import Offload, save_attention
@@ -13,6 +14,7 @@ from test_training import Counts
 
 pytestmark = NEEDS_GPU
 ROWS, HEADS, DIM, LAYERS = 4096, 8, 64, 6
+GPUS = torch.cuda.device_count()
 MASK = masks.from_cu_seqlens([0, 1000, ROWS])
 
 
@@ -72,6 +74,18 @@ def test_offloaded_while_the_host_is_ahead():
         with host:
             found = gradient(host.recompute)
         assert torch.equal(found, wanted)
+
+
+def test_recipe_for_pytorch(gpu_ranks):
+    pytest.importorskip("transformers", minversion="5")
+    alone, shared = (gpu_ranks.run(size, recipes.by_pytorch)[0] for size in (1, GPUS))
+    recipes.check(alone, shared, allowed=2e-2)
+
+
+def test_recipe_for_megatron(gpu_ranks):
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    alone, shared = (gpu_ranks.run(GPUS, recipes.by_megatron, size)[0] for size in (1, GPUS))
+    recipes.check(alone, shared, allowed=2e-2)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
