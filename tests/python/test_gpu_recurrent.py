@@ -14,6 +14,7 @@ from magi_attention import Plan
 from magi_attention.recurrent import _fla, _kinds
 from on_gpu import NEEDS_GPU
 from ranks import over
+from test_gpu_backward import capture
 
 pytest.importorskip("fla")
 pytestmark = NEEDS_GPU
@@ -91,6 +92,28 @@ def check(group, name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", KERNELS)
 def test_alone(name, kind):
     check(None, name, kind)
+
+
+@pytest.mark.parametrize("kind", ["documents", "tree"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_graphs(name, kind):
+    """Forward and backward captured once, replayed with other values."""
+    with mock.patch.multiple(layers, **SIZES):
+        layer, bound = layers.LAYERS[name], plan_of(kind, 1).bind()
+        given = layer.draw(lambda *shape: torch.randn(*shape, device="cuda"), ROWS)
+    inputs, parameters = ([x.to(TYPE).requires_grad_() for x in xs] for xs in given)
+    leaves = [*inputs, *parameters]
+
+    def step():
+        out = layer.under(bound, inputs, parameters)
+        return [out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)]
+
+    graph, found = capture(step)
+    with torch.no_grad():
+        inputs[0].copy_(inputs[0].flip(0))
+    graph.replay()
+    for ours, wanted in zip(found, step()):
+        assert (ours.double() - wanted.double()).norm() <= 1e-2 * wanted.double().norm()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU alone")

@@ -10,9 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ranks import over
-
-from ranks import launch
+from ranks import launch, over
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
