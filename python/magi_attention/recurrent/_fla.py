@@ -12,9 +12,10 @@ import warnings
 
 import torch
 
+from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.recurrent._kinds import Delta, Scalar
 from magi_attention.recurrent._recurrence import Tensors
-from magi_attention.recurrent._table import OwnRuns
+from magi_attention.recurrent._table import Halo, OwnRuns
 
 VERSIONS = ((0, 6), (0, 7))  # the first that these calls fit, and the first that they may not
 _CHUNK = 64  # rows
@@ -50,17 +51,64 @@ def serves_keys(k: torch.Tensor) -> bool:
     return k.shape[-1] <= _WIDEST_KEY
 
 
-def causal_conv1d(x, weight, bias, activation, runs: OwnRuns, halos) -> torch.Tensor:
-    """x [rows, channels], halos [runs, width - 1, channels] or None, as all begin documents."""
-    from fla.modules.causal_conv1d import causal_conv1d
+class Convolution:
+    """A causal convolution over the runs of a rank: x [rows, channels], others [fetched rows,
+    channels], weight [channels, width], bias [channels] or None -> like x. halo: None, as all runs
+    begin documents.
+    """
 
-    if halos is not None:
-        halos = torch.nn.functional.pad(halos.mT, (1, 0)).to(x.dtype)  # the oldest is never read
-    out, _ = causal_conv1d(
-        x.unsqueeze(0), weight, bias, initial_state=halos, activation=activation,
-        cu_seqlens=runs.cu_seqlens_on(x.device), cu_seqlens_cpu=runs.cu_seqlens,
-    )  # fmt: skip
-    return out[0]
+    def __init__(self, activation: str | None, runs: OwnRuns, halo: Halo | None) -> None:
+        self._options = dict(activation=activation)
+        self._runs, self._halo = runs, halo
+
+    def __call__(self, x, others, weight, bias) -> torch.Tensor:
+        return _Convolved.apply(self, x, others, weight, bias)
+
+    def forward(self, x, others, weight, bias):
+        """The results, and the rows before each run [runs, channels, width], the oldest unread."""
+        from fla.modules.causal_conv1d.ops import causal_conv1d_fwd
+
+        state = None
+        if (halo := self._halo) is not None:
+            before = x.new_zeros((halo.places.numel(), x.shape[1]))
+            before.index_copy_(0, halo.own[0], x.index_select(0, halo.own[1]))
+            before.index_copy_(0, halo.others[0], others.index_select(0, halo.others[1]))
+            before = before.view(*halo.places.shape, -1).mT
+            state = torch.nn.functional.pad(before, (1, 0)).contiguous()
+        rows = _calls_of(self._runs, x.device).rows
+        out, _ = causal_conv1d_fwd(
+            x.unsqueeze(0), weight, bias, None, initial_state=state, **self._options, **rows
+        )
+        return out[0], state
+
+    def backward(self, saved, dout, num_others: int):
+        from fla.modules.causal_conv1d.ops import causal_conv1d_bwd
+
+        x, weight, bias, state = saved
+        dx, dweight, dbias, _, before = causal_conv1d_bwd(
+            x.unsqueeze(0), dout.unsqueeze(0), None, weight, bias, initial_state=state,
+            **self._options, **_calls_of(self._runs, x.device).rows,
+        )  # fmt: skip
+        dx, dothers = dx[0], x.new_zeros((num_others, x.shape[1]))
+        if (halo := self._halo) is not None:
+            before = before[..., 1:].mT.flatten(0, 1).to(x.dtype)
+            for found, (places, rows) in ((dx, halo.own), (dothers, halo.others)):
+                found.index_put_((rows,), before[places], accumulate=True)  # in a fixed order
+        return dx, dothers, dweight, dbias
+
+
+class _Convolved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, layer: Convolution, x, others, weight, bias):
+        ctx.layer, ctx.num_others = layer, len(others)
+        out, state = layer.forward(x, others, weight, bias)
+        ctx.save_for_backward(x, weight, bias, state)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        refuse_second_derivative("a recurrent layer")
+        return None, *ctx.layer.backward(ctx.saved_tensors, dout, ctx.num_others)
 
 
 class _Calls:
@@ -70,7 +118,7 @@ class _Calls:
         from fla.ops.utils import chunk_local_cumsum, prepare_chunk_indices
         from fla.ops.utils.constant import RCP_LN2
 
-        self.borders = runs.cu_seqlens_on(device)
+        self.borders = runs.cu_seqlens.to(device)
         indices = prepare_chunk_indices(self.borders, _CHUNK, cu_seqlens_cpu=runs.cu_seqlens)
         self.rows = dict(cu_seqlens=self.borders, chunk_indices=indices)
         self.chunks = dict(**self.rows, chunk_size=_CHUNK)
@@ -82,6 +130,14 @@ class _Calls:
 
     def of_log_decay(self, gradient: torch.Tensor) -> torch.Tensor:
         return self._sum(gradient, reverse=True, **self.chunks)[0]
+
+
+def _calls_of(runs: OwnRuns, device: torch.device) -> _Calls:
+    """Those of the runs on a device; one object, as kernels keep what they make of its tensors."""
+    key = _Calls, device
+    if key not in runs.kept:
+        runs.kept[key] = _Calls(runs, device)
+    return runs.kept[key]
 
 
 def _batched(inputs: Tensors) -> list[torch.Tensor]:
@@ -118,13 +174,14 @@ class _DeltaForward:
 
         heads, dim_v = self.u.shape[2:]
         dim_k = self.keys.shape[-1]
-        shape = (len(self.runs), heads, dim_k, dim_v + dim_k)
-        whole = self.u.new_zeros(shape, dtype=torch.float32)
+        shape = (len(self.runs.with_heirs), heads, dim_k, dim_v + dim_k)
+        whole, at = self.u.new_zeros(shape, dtype=torch.float32), 0
         for begin, end in _spans(self.runs.with_heirs):
             chunk_cp_fwd_h(
-                self.keys, self.w, self.u, whole[begin:end], **self.decay, multi_seqs=True,
-                cu_seqlens=self.calls.borders[begin : end + 1], chunk_size=_CHUNK,
+                self.keys, self.w, self.u, whole[at : at + end - begin], **self.decay,
+                multi_seqs=True, cu_seqlens=self.calls.borders[begin : end + 1], chunk_size=_CHUNK,
             )  # fmt: skip
+            at += end - begin
         return whole[..., dim_v:], whole[..., :dim_v]
 
 
@@ -143,7 +200,7 @@ class _GdnForward(_DeltaForward):
         from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_intra
 
         self.scale, self.runs = scale, runs
-        self.calls = calls = _Calls(runs, inputs[0].device)
+        self.calls = calls = _calls_of(runs, inputs[0].device)
         self.q, k, v, log_decay, beta = _batched(inputs)
         self.keys, g = k, calls.decays(log_decay.squeeze(-1))
         self.decay = dict(g=g)
@@ -165,7 +222,7 @@ class _KdaForward(_DeltaForward):
         from fla.ops.kda.chunk_intra import chunk_kda_fwd_intra
 
         self.scale, self.runs = scale, runs
-        self.calls = calls = _Calls(runs, inputs[0].device)
+        self.calls = calls = _calls_of(runs, inputs[0].device)
         self.q, k, v, log_decay, beta = _batched(inputs)
         g = calls.decays(log_decay)
         self.decay = dict(gk=g)
@@ -191,7 +248,7 @@ class _DeltaBackward:
 
     def _begin(self, scale, runs, dout, queries) -> None:
         self.scale, self.runs = scale, runs
-        self.calls = _Calls(runs, dout.device)
+        self.calls = _calls_of(runs, dout.device)
         self.dout = dout.unsqueeze(0).contiguous().to(queries.dtype)
 
     def of_starts(self):
@@ -199,11 +256,11 @@ class _DeltaBackward:
 
         heads, dim_v = self.dout.shape[2:]
         dim_k = self.keys.shape[-1]
-        shape = (len(self.runs), heads, dim_k, dim_v + dim_k)
+        shape = (len(self.runs.others), heads, dim_k, dim_v + dim_k)
         whole = self.dout.new_zeros(shape, dtype=torch.float32)
-        for run in self.runs.others:
+        for i, run in enumerate(self.runs.others):
             chunk_cp_bwd_dh(
-                self.queries, self.keys, self.w, self.dout, self.dvalues, whole[run],
+                self.queries, self.keys, self.w, self.dout, self.dvalues, whole[i],
                 **self.decay, scale=self.scale, chunk_size=_CHUNK,
                 cu_seqlens=self.calls.borders[run : run + 2],
             )  # fmt: skip
@@ -300,7 +357,7 @@ class ScalarKernels(Scalar):
 class _ScalarForward:
     def __init__(self, inputs: Tensors, runs: OwnRuns) -> None:
         self.runs, self.log_decay = runs, inputs[3].float()
-        self.calls = _Calls(runs, inputs[0].device)
+        self.calls = _calls_of(runs, inputs[0].device)
         self.q, self.k, self.v, _ = _batched(inputs)
         self.g = self.calls.decays(self.log_decay.unsqueeze(0))
         self.saved = (self.q, self.k, self.v, self.g)
@@ -315,10 +372,11 @@ class _ScalarForward:
 
     def summary(self):
         _, ends = self._states(None, with_ends=True)
+        ends = ends[self.runs.with_heirs_on(ends.device)]
         factors = ends.new_zeros(ends.shape[:2])
         borders = self.runs.cu_seqlens.tolist()
-        for run in self.runs.with_heirs:
-            factors[run] = self.log_decay[borders[run] : borders[run + 1]].sum(0).exp()
+        for i, run in enumerate(self.runs.with_heirs):
+            factors[i] = self.log_decay[borders[run] : borders[run + 1]].sum(0).exp()
         return factors, ends
 
     def results(self, states):
@@ -330,8 +388,8 @@ class _ScalarForward:
 
 class _ScalarBackward:
     def __init__(self, saved: Tensors, runs: OwnRuns, states, dout) -> None:
-        self.saved, self.states = saved, states
-        self.calls = _Calls(runs, dout.device)
+        self.saved, self.runs, self.states = saved, runs, states
+        self.calls = _calls_of(runs, dout.device)
         self.dout = dout.unsqueeze(0).contiguous().to(saved[2].dtype)
 
     def of_starts(self):
@@ -342,7 +400,7 @@ class _ScalarBackward:
             q, k, v, self.dout, self.states, None, 1.0, g, states_in_fp32=True,
             cu_seqlens=self.calls.borders, chunk_size=_CHUNK,
         )  # fmt: skip
-        return found
+        return found[self.runs.others_on(found.device)]
 
     def of_inputs(self, ends):
         from fla.ops.simple_gla.chunk import chunk_simple_gla_bwd

@@ -15,7 +15,7 @@ from magi_attention.recurrent import _fla
 from magi_attention.recurrent._kinds import Delta, Elementwise, Scalar
 from magi_attention.recurrent._recurrence import check, recur, widened
 from magi_attention.recurrent._rows import fetch_rows, tied
-from magi_attention.recurrent._table import table_of
+from magi_attention.recurrent._table import Halo, table_of
 
 _ACTIVATIONS = {None: None, "silu": F.silu, "swish": F.silu}
 
@@ -45,15 +45,15 @@ def causal_conv1d(
             raise ValueError(f"activation is {activation!r}; allowed: None, 'silu', 'swish'")
         before = check_int("the width of weight", weight.shape[1], 1) - 1
     table = table_of(plan)
-    halos, others = _halos(plan, x, before)
+    halo, others = _fetched(plan, x, before)
     if len(table.own_runs) == 0:  # no rows: others wait for this rank's part of the backward, and
         found = x * weight[:, 0]  # all have gradients of the parameters
         return tied((found if bias is None else found + bias).to(x.dtype), others)
     if _fla.serves(x):
-        known = halos if table.moves_states else None
-        runs = table.own_runs
-        out = _fla.causal_conv1d(x, weight.to(x.dtype), bias, activation, runs, known)
-        return tied(out, others)
+        known = halo if table.moves_states else None
+        layer = _fla.Convolution(activation, table.own_runs, known)
+        return layer(x, others, weight.to(x.dtype).contiguous(), bias)
+    halos = _halos(x, halo, others)
     parts = [part for pair in zip(halos, x.split(table.own_runs.lengths)) for part in pair]
     whole = torch.cat(parts).to(weight.dtype).T.unsqueeze(0)
     found = F.conv1d(whole, weight.unsqueeze(1), bias, groups=x.shape[1])[0].T
@@ -63,14 +63,15 @@ def causal_conv1d(
     return (found if act is None else act(found)).to(x.dtype)
 
 
-def _halos(plan: BoundPlan, x: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[own runs, width, ...]: the rows before each run, zeros before a document; what was fetched
-    for them.
-    """
-    fetch, places = table_of(plan).halo(width)
-    others = fetch_rows(fetch, x, (x,)) if plan.plan.cp_size > 1 else x[:0]
-    known = torch.cat((x, others, x.new_zeros((1, x.shape[1]))))
-    return known[places.to(x.device)], others
+def _fetched(plan: BoundPlan, x: torch.Tensor, width: int) -> tuple[Halo, torch.Tensor]:
+    """The halo of the own runs, and the rows of other ranks in it."""
+    halo = table_of(plan).halo(width, x.device)
+    return halo, fetch_rows(halo.fetch, x, (x,)) if plan.plan.cp_size > 1 else x[:0]
+
+
+def _halos(x: torch.Tensor, halo: Halo, others: torch.Tensor) -> torch.Tensor:
+    """[own runs, width, ...]: the rows before each run, zeros before a document."""
+    return torch.cat((x, others, x.new_zeros((1, x.shape[1]))))[halo.places]
 
 
 @torch.compiler.disable
@@ -85,9 +86,10 @@ def windows(
     with plan.rows.refusals():
         check_int("width", width, 0)
     table = table_of(plan)
-    halos, others = _halos(plan, x, width)
+    halo, others = _fetched(plan, x, width)
     if len(table.own_runs) == 0:
         return [tuple(tied(part, others) for part in layer(x))]
+    halos = _halos(x, halo, others)
     found = []
     for rows, halo, known in zip(x.split(table.own_runs.lengths), halos, table.rows_known(width)):
         parts = layer(torch.cat((halo[width - known :], rows)))

@@ -28,7 +28,7 @@ class Forward(Protocol):
     saved: Tensors
 
     def summary(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """A and B [runs, ...] of the runs that have heirs; those of others are not read."""
+        """A and B [runs that have heirs, ...]."""
 
     def results(self, states: torch.Tensor | None) -> torch.Tensor:
         """The results [rows, ...], by the states [runs, ...] that runs start from, None: zeros."""
@@ -38,8 +38,8 @@ class Backward(Protocol):
     """The backward of Forward, in two parts, between which ranks exchange gradients of states."""
 
     def of_starts(self) -> torch.Tensor:
-        """The gradient of each state that a run starts from, [runs, ...], by the run's own results
-        alone; those of roots are not read.
+        """The gradient of each state that a run starts from, [runs that are no roots, ...], by the
+        run's own results alone.
         """
 
     def of_inputs(self, ends: torch.Tensor | None) -> Tensors:
@@ -132,7 +132,8 @@ class _OverRuns(torch.autograd.Function):
             call = recurrence.forward(inputs, table.own_runs)
             if table.moves_states:
                 factors, offsets = _exchanged(table, *call.summary())
-                states = _starts(table, recurrence, factors, offsets)
+                starts = table.places_on(offsets.device).starts
+                states = _starts(table, recurrence, factors, offsets)[starts]
             out = call.results(states)
         ctx.save_for_backward(factors, states, *call.saved)
         return out
@@ -153,7 +154,7 @@ class _OverRuns(torch.autograd.Function):
 def _exchanged(
     table: RunTable, factors: torch.Tensor, offsets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The summaries of own runs, and after them those of others that this rank needs."""
+    """The summaries of own runs with heirs, and after them those of others that this rank needs."""
     own = torch.cat((factors.flatten(1), offsets.flatten(1)), 1)
     whole = torch.cat((own, table.summaries.move(CAST, own)))
     first, second = whole.split((factors.shape[1:].numel(), offsets.shape[1:].numel()), 1)
@@ -163,7 +164,9 @@ def _exchanged(
 def _starts(
     table: RunTable, recurrence: Recurrence, factors: torch.Tensor, offsets: torch.Tensor
 ) -> torch.Tensor:
-    """The state that each own run starts from, by the summaries of own runs and fetched ones."""
+    """The states that own runs start from, in the order of places, by the summaries of own runs and
+    fetched ones.
+    """
     places = table.places_on(offsets.device)
     levels: list[torch.Tensor] = []
     for summaries, parents in places.levels:
@@ -172,7 +175,7 @@ def _starts(
             state = state + recurrence.through(factors[summaries], levels[-1][parents])
         levels.append(state)
     levels.append(offsets.new_zeros((1, *offsets.shape[1:])))
-    return torch.cat(levels)[places.starts]
+    return torch.cat(levels)
 
 
 def _ends(
@@ -190,10 +193,12 @@ def _ends(
         with torch.enable_grad():
             offsets = given.requires_grad_()
             starts = _starts(table, recurrence, factors, offsets)
+            starts = starts[table.places_on(starts.device).starts_of_others]
         (given,) = torch.autograd.grad(starts, offsets, call.of_starts().to(starts.dtype))
-    own, others = given.split((len(states), len(given) - len(states)))
-    back = table.summaries.move(SUM, others.flatten(1), len(states))
-    return own + back.view_as(own)
+    heirs = table.own_runs.with_heirs_on(given.device)
+    own, others = given.split((len(heirs), len(given) - len(heirs)))
+    back = table.summaries.move(SUM, others.flatten(1), len(heirs))
+    return torch.zeros_like(states).index_copy_(0, heirs, own + back.view_as(own))
 
 
 def _batches(pieces, runs: list[int]):
@@ -226,11 +231,13 @@ class _ScannedForward:
     def summary(self) -> tuple[torch.Tensor, torch.Tensor]:
         recurrence, runs = self._recurrence, self._runs
         empty = tuple(x[:0].unsqueeze(0) for x in self._inputs)
-        factor, offsets = recurrence.transfer(empty), recurrence.zero_state(empty, len(runs))
-        factors = factor.repeat(len(runs), *[1] * (factor.dim() - 1))
-        for group, batch in _batches(self._pieces, runs.with_heirs):
-            _, offsets[group] = recurrence.scan(batch, recurrence.zero_state(batch, len(group)))
-            factors[group] = recurrence.transfer(batch)
+        heirs = runs.with_heirs
+        factor, offsets = recurrence.transfer(empty), recurrence.zero_state(empty, len(heirs))
+        factors = factor.repeat(len(heirs), *[1] * (factor.dim() - 1))
+        for group, batch in _batches(self._pieces, heirs):
+            at = [heirs.index(run) for run in group]
+            _, offsets[at] = recurrence.scan(batch, recurrence.zero_state(batch, len(group)))
+            factors[at] = recurrence.transfer(batch)
         return factors, offsets
 
     def results(self, states: torch.Tensor | None) -> torch.Tensor:
@@ -278,10 +285,12 @@ class _ScannedBackward:
         return found
 
     def of_starts(self) -> torch.Tensor:
-        found = torch.zeros_like(self._states)
+        others = self._runs.others
+        found = self._states.new_zeros((len(others), *self._states.shape[1:]))
         for group, start, out, _, dout in self._others:
             options = dict(retain_graph=True, materialize_grads=True)
-            (found[group],) = torch.autograd.grad(out, start, dout, **options)
+            at = [others.index(run) for run in group]
+            (found[at],) = torch.autograd.grad(out, start, dout, **options)
         return found
 
     def of_inputs(self, ends: torch.Tensor | None) -> Tensors:

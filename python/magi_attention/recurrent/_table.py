@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,11 +24,31 @@ class Places(NamedTuple):
 
     levels: runs of one depth, whose parents are runs of the level before: the places of their
     summaries among own and fetched ones, and those of their parents in the level before; starts:
-    for each own run the place of the state it starts from, in all levels and a last row of zeros.
+    for each own run the place of the state it starts from, in all levels and a last row of zeros;
+    starts_of_others: the same for own runs that are no roots.
     """
 
     levels: list[tuple[torch.Tensor, torch.Tensor]]
     starts: torch.Tensor
+    starts_of_others: torch.Tensor
+
+
+class Halo(NamedTuple):
+    """The rows before each own run, which a convolution reads.
+
+    fetch: of those of other ranks; places: int64 [own runs, width], of each among own rows, fetched
+    rows and, behind these, one row of zeros; own, others: which of the places, counted run by run,
+    hold own and fetched rows, and which rows these are.
+    """
+
+    fetch: RowFetch
+    places: torch.Tensor
+    own: tuple[torch.Tensor, torch.Tensor]
+    others: tuple[torch.Tensor, torch.Tensor]
+
+    def on(self, device: torch.device) -> Halo:
+        own, others = (tuple(x.to(device) for x in pair) for pair in (self.own, self.others))
+        return Halo(self.fetch, self.places.to(device), own, others)
 
 
 class OwnRuns:
@@ -43,18 +63,23 @@ class OwnRuns:
         self.roots = [i for i, parent in enumerate(parents) if parent == _NONE]
         self.others = [i for i, parent in enumerate(parents) if parent != _NONE]
         self.cu_seqlens = _host([0, *itertools.accumulate(lengths)])
-        self._borders: dict[torch.device, torch.Tensor] = {}
+        self.kept: dict[Any, Any] = {}  # what kernels make of the runs, for all their calls
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def cu_seqlens_on(self, device: torch.device) -> torch.Tensor:
-        """int64 [runs + 1]: where runs begin, and where the last one ends; one tensor for all
-        calls, as kernels keep what they make of it.
-        """
-        if device not in self._borders:
-            self._borders[device] = self.cu_seqlens.to(device)
-        return self._borders[device]
+    def with_heirs_on(self, device: torch.device) -> torch.Tensor:
+        return self._index_on(device, self.with_heirs)
+
+    def others_on(self, device: torch.device) -> torch.Tensor:
+        return self._index_on(device, self.others)
+
+    def _index_on(self, device: torch.device, runs: list[int]) -> torch.Tensor:
+        """Copied once, as a copy makes the host wait for the device."""
+        key = device, id(runs)
+        if key not in self.kept:
+            self.kept[key] = _host(runs).to(device)
+        return self.kept[key]
 
 
 class RunTable:
@@ -80,7 +105,7 @@ class RunTable:
         self._parents = [self._run_of(run.parent) for run in self._runs]
         self.own = range(self._first_of[bound.rank], self._first_of[bound.rank + 1])
         self.own_runs = self._own_runs()
-        self._halos: dict[int, tuple[RowFetch, torch.Tensor]] = {}
+        self._halos: dict[tuple[int, torch.device], Halo] = {}
         self.summaries, self._places = self._plan_states()
         self._places_on: dict[torch.device, Places] = {}
         self.moves_states = any(parent != _NONE for parent in self._parents)
@@ -122,20 +147,20 @@ class RunTable:
 
     def _plan_states(self) -> tuple[RowFetch, Places]:
         """The fetch of summaries of others, and where states are made of them."""
-        rank, first = self._rank, self.own.start
+        rank, heirs = self._rank, self.own_runs.with_heirs
+        place = {self.own[run]: i for i, run in enumerate(heirs)}
         owned = [
-            (receiver, run - first, 1)
+            (receiver, place[run], 1)
             for receiver in range(self._num_ranks)
             if receiver != rank
             for run in self._ancestors_of_rank(receiver)
             if run in self.own
         ]
         needed = self._ancestors_of_rank(rank)
-        place = {run: run - first for run in self.own}
         records: list[tuple[int, int, int]] = []
         for run in needed:
             if run not in self.own:
-                place[run] = len(self.own_runs) + len(records)
+                place[run] = len(heirs) + len(records)
                 records.append((self._owners[run], len(records), 1))
         fetch = RowFetch(self._rows, "states of runs", owned, records)
         return fetch, self._make_places(needed, place)
@@ -157,24 +182,24 @@ class RunTable:
             state_of |= {run: len(state_of) + i for run, i in before.items()}
         parents = [self._parents[run] for run in self.own]
         starts = [state_of.get(parent, len(state_of)) for parent in parents]
-        padding = len(self.own_runs) - len(starts)
-        return Places(levels, _host(starts + padding * [len(state_of)]))
+        starts += [len(state_of)] * (len(self.own_runs) - len(starts))  # the padding's
+        return Places(levels, _host(starts), _host([starts[run] for run in self.own_runs.others]))
 
     def places_on(self, device: torch.device) -> Places:
         """The places where states are made, on a device."""
         if device not in self._places_on:
-            levels = [(a.to(device), b.to(device)) for a, b in self._places.levels]
-            self._places_on[device] = Places(levels, self._places.starts.to(device))
+            levels, *starts = self._places
+            levels = [(a.to(device), b.to(device)) for a, b in levels]
+            self._places_on[device] = Places(levels, *(x.to(device) for x in starts))
         return self._places_on[device]
 
-    def halo(self, width: int) -> tuple[RowFetch, torch.Tensor]:
-        """The rows for a convolution that looks at `width` rows before each: the fetch of those of
-        other ranks, and int64 [own runs, width], in the order of the sequence, the place of each
-        among own rows, those that are fetched and, behind these, one row of zeros.
+    def halo(self, width: int, device: torch.device) -> Halo:
+        """The rows for a convolution that looks at `width` rows before each, its places on a
+        device.
         """
-        if width not in self._halos:
-            self._halos[width] = self._plan_halo(width)
-        return self._halos[width]
+        if (width, device) not in self._halos:
+            self._halos[width, device] = self._plan_halo(width).on(device)
+        return self._halos[width, device]
 
     def rows_known(self, width: int) -> list[int]:
         """The number of rows before each own run, `width` at most."""
@@ -182,7 +207,7 @@ class RunTable:
         known = [sum(row >= 0 for row in of_run) for of_run in before]
         return known + [0] * (len(self.own_runs) - len(known))
 
-    def _plan_halo(self, width: int) -> tuple[RowFetch, torch.Tensor]:
+    def _plan_halo(self, width: int) -> Halo:
         size, rank = self._num_ranks, self._rank
         wanted = [self._rows_before(i, width) for i in range(size)]
         owned = [
@@ -205,8 +230,14 @@ class RunTable:
             for of_run in wanted[rank]
         ]
         index += [[zero] * width] * (len(self.own_runs) - len(index))
-        table = torch.tensor(index, dtype=torch.int64, device="cpu").view(len(index), width)
-        return RowFetch(self._rows, f"{width} rows before runs", owned, records), table
+        flat = list(enumerate(itertools.chain.from_iterable(index)))
+        own = [(i, row) for i, row in flat if row < rows]
+        others = [(i, row - rows) for i, row in flat if rows <= row < zero]
+        pairs = (tuple(_host(list(column)) for column in zip(*pair)) for pair in (own, others))
+        pairs = (pair or (_host([]), _host([])) for pair in pairs)
+        places = _host([row for _, row in flat]).view(len(index), width)
+        fetch = RowFetch(self._rows, f"{width} rows before runs", owned, records)
+        return Halo(fetch, places, *pairs)
 
     def _rows_before(self, rank: int, width: int) -> list[list[int]]:
         """The rows that come before each run of a rank, -1 where there are none."""
