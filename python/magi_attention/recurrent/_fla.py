@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import itertools
 import warnings
 
 import torch
 
+from magi_attention._native.vtable import CAST, SUM
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.recurrent._kinds import Delta, Scalar
 from magi_attention.recurrent._recurrence import Tensors
@@ -20,6 +20,7 @@ from magi_attention.recurrent._table import Halo, OwnRuns
 VERSIONS = ((0, 6), (0, 7))  # the first that these calls fit, and the first that they may not
 _CHUNK = 64  # rows
 _WIDEST_KEY = 256
+_PIECE = 256 * _CHUNK  # rows whose states at the begin of all chunks are there at the same time
 
 
 @functools.cache
@@ -52,63 +53,66 @@ def serves_keys(k: torch.Tensor) -> bool:
 
 
 class Convolution:
-    """A causal convolution over the runs of a rank: x [rows, channels], others [fetched rows,
-    channels], weight [channels, width], bias [channels] or None -> like x. halo: None, as all runs
-    begin documents.
+    """A causal convolution over the runs of a rank: x [rows, channels], weight [channels, width],
+    bias [channels] or None -> like x. halo: None, as all runs of all ranks begin documents.
     """
 
     def __init__(self, activation: str | None, runs: OwnRuns, halo: Halo | None) -> None:
-        self._options = dict(activation=activation)
-        self._runs, self._halo = runs, halo
+        self._activation, self._runs, self._halo = activation, runs, halo
 
-    def __call__(self, x, others, weight, bias) -> torch.Tensor:
-        return _Convolved.apply(self, x, others, weight, bias)
+    def __call__(self, x, weight, bias) -> torch.Tensor:
+        return _Convolved.apply(self, x, weight, bias)
 
-    def forward(self, x, others, weight, bias):
+    def forward(self, x, weight, bias):
         """The results, and the rows before each run [runs, channels, width], the oldest unread."""
         from fla.modules.causal_conv1d.ops import causal_conv1d_fwd
 
         state = None
         if (halo := self._halo) is not None:
             before = x.new_zeros((halo.places.numel(), x.shape[1]))
-            before.index_copy_(0, halo.own[0], x.index_select(0, halo.own[1]))
-            before.index_copy_(0, halo.others[0], others.index_select(0, halo.others[1]))
+            fetched = halo.fetch.move(CAST, x[halo.sent])
+            for source, (places, rows) in ((x, halo.own), (fetched, halo.others)):
+                before.index_copy_(0, places, source.index_select(0, rows))
             before = before.view(*halo.places.shape, -1).mT
             state = torch.nn.functional.pad(before, (1, 0)).contiguous()
         rows = _calls_of(self._runs, x.device).rows
         out, _ = causal_conv1d_fwd(
-            x.unsqueeze(0), weight, bias, None, initial_state=state, **self._options, **rows
-        )
+            x.unsqueeze(0), weight, bias, None, initial_state=state, activation=self._activation,
+            **rows,
+        )  # fmt: skip
         return out[0], state
 
-    def backward(self, saved, dout, num_others: int):
+    def backward(self, saved, dout, moves_rows: bool):
         from fla.modules.causal_conv1d.ops import causal_conv1d_bwd
 
         x, weight, bias, state = saved
         dx, dweight, dbias, _, before = causal_conv1d_bwd(
             x.unsqueeze(0), dout.unsqueeze(0), None, weight, bias, initial_state=state,
-            **self._options, **_calls_of(self._runs, x.device).rows,
+            activation=self._activation, **_calls_of(self._runs, x.device).rows,
         )  # fmt: skip
-        dx, dothers = dx[0], x.new_zeros((num_others, x.shape[1]))
-        if (halo := self._halo) is not None:
+        dx = dx[0]
+        if (halo := self._halo) is not None and moves_rows:
             before = before[..., 1:].mT.flatten(0, 1).to(x.dtype)
-            for found, (places, rows) in ((dx, halo.own), (dothers, halo.others)):
-                found.index_put_((rows,), before[places], accumulate=True)  # in a fixed order
-        return dx, dothers, dweight, dbias
+            fetched = x.new_zeros((halo.fetch.count, x.shape[1]))
+            fetched.index_put_((halo.others[1],), before[halo.others[0]], accumulate=True)
+            sent = halo.fetch.move(SUM, fetched, len(halo.sent))
+            for rows, found in ((halo.own[1], before[halo.own[0]]), (halo.sent, sent)):
+                dx.index_put_((rows,), found, accumulate=True)  # in a fixed order
+        return dx, dweight, dbias
 
 
 class _Convolved(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, layer: Convolution, x, others, weight, bias):
-        ctx.layer, ctx.num_others = layer, len(others)
-        out, state = layer.forward(x, others, weight, bias)
+    def forward(ctx, layer: Convolution, x, weight, bias):
+        ctx.layer = layer
+        out, state = layer.forward(x, weight, bias)
         ctx.save_for_backward(x, weight, bias, state)
         return out
 
     @staticmethod
     def backward(ctx, dout):
         refuse_second_derivative("a recurrent layer")
-        return None, *ctx.layer.backward(ctx.saved_tensors, dout, ctx.num_others)
+        return None, *ctx.layer.backward(ctx.saved_tensors, dout, ctx.needs_input_grad[1])
 
 
 class _Calls:
@@ -145,13 +149,6 @@ def _batched(inputs: Tensors) -> list[torch.Tensor]:
     return [x.unsqueeze(0).contiguous() for x in inputs]
 
 
-def _spans(runs: list[int]):
-    """Runs that follow each other: (first, the one after the last)."""
-    for _, members in itertools.groupby(enumerate(runs), lambda pair: pair[1] - pair[0]):
-        span = [run for _, run in members]
-        yield span[0], span[-1] + 1
-
-
 class DeltaKernels(Delta):
     """Delta, with one decay for each head (GDN), or one for each channel of k (KDA)."""
 
@@ -170,19 +167,28 @@ class _DeltaForward:
     """
 
     def summary(self):
-        from fla.ops.cp.chunk_fwd import chunk_cp_fwd_h
-
         heads, dim_v = self.u.shape[2:]
         dim_k = self.keys.shape[-1]
-        shape = (len(self.runs.with_heirs), heads, dim_k, dim_v + dim_k)
-        whole, at = self.u.new_zeros(shape, dtype=torch.float32), 0
-        for begin, end in _spans(self.runs.with_heirs):
-            chunk_cp_fwd_h(
-                self.keys, self.w, self.u, whole[at : at + end - begin], **self.decay,
-                multi_seqs=True, cu_seqlens=self.calls.borders[begin : end + 1], chunk_size=_CHUNK,
-            )  # fmt: skip
-            at += end - begin
+        shape = (len(self.runs.with_heirs), 1, heads, dim_k, dim_v + dim_k)
+        whole = self.u.new_zeros(shape, dtype=torch.float32)
+        whole.diagonal(dim_v, -2, -1).fill_(1)  # the state [0, I] becomes [B, A]
+        for i, run in enumerate(self.runs.with_heirs):
+            for rows in self.runs.pieces(run, _PIECE):
+                whole[i] = self._state_after(rows, whole[i])
+        whole = whole[:, 0]
         return whole[..., dim_v:], whole[..., :dim_v]
+
+    def _state_after(self, rows: slice, state: torch.Tensor) -> torch.Tensor:
+        """The state after rows of a run, to whose first columns they add."""
+        from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_fwd_h
+
+        added = torch.nn.functional.pad(self.u[:, rows], (0, self.keys.shape[-1]))
+        decay = {name: x[:, rows] for name, x in self.decay.items()}
+        _, _, state = chunk_gated_delta_rule_fwd_h(
+            self.keys[:, rows], self.w[:, rows], added, **decay, initial_state=state,
+            output_final_state=True, save_new_value=False, chunk_size=_CHUNK,
+        )  # fmt: skip
+        return state
 
 
 def _states_and_values(call, states):
@@ -252,19 +258,29 @@ class _DeltaBackward:
         self.dout = dout.unsqueeze(0).contiguous().to(queries.dtype)
 
     def of_starts(self):
-        from fla.ops.cp.chunk_bwd import chunk_cp_bwd_dh
-
         heads, dim_v = self.dout.shape[2:]
-        dim_k = self.keys.shape[-1]
-        shape = (len(self.runs.others), heads, dim_k, dim_v + dim_k)
-        whole = self.dout.new_zeros(shape, dtype=torch.float32)
+        shape = (len(self.runs.others), 1, heads, self.keys.shape[-1], dim_v)
+        found = self.dout.new_zeros(shape, dtype=torch.float32)
         for i, run in enumerate(self.runs.others):
-            chunk_cp_bwd_dh(
-                self.queries, self.keys, self.w, self.dout, self.dvalues, whole[i],
-                **self.decay, scale=self.scale, chunk_size=_CHUNK,
-                cu_seqlens=self.calls.borders[run : run + 2],
-            )  # fmt: skip
-        return whole[..., :dim_v]
+            for rows in reversed(self.runs.pieces(run, _PIECE)):
+                found[i] = self._of_state_before(rows, found[i])
+        return found[:, 0]
+
+    def _of_state_before(self, rows: slice, of_end: torch.Tensor) -> torch.Tensor:
+        """The gradient of the state before rows of a run, by that of the state after them."""
+        from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_bwd_dhu
+
+        given = (self.queries, self.keys, self.w, self.dout, self.dvalues)
+        decay = {name: x[:, rows] for name, x in self.decay.items()}
+        _, found, _ = chunk_gated_delta_rule_bwd_dhu(
+            *(x[:, rows] for x in given),
+            **decay,
+            h0=of_end,
+            dht=of_end,
+            scale=self.scale,
+            chunk_size=_CHUNK,
+        )
+        return found
 
     def of_states(self, ends):
         """Gradients of states at the begin of each chunk, and of what rows add to them."""

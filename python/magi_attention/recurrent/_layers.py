@@ -45,14 +45,14 @@ def causal_conv1d(
             raise ValueError(f"activation is {activation!r}; allowed: None, 'silu', 'swish'")
         before = check_int("the width of weight", weight.shape[1], 1) - 1
     table = table_of(plan)
+    if _fla.serves(x):
+        halo = table.halo(before, x.device) if table.moves_states else None
+        layer = _fla.Convolution(activation, table.own_runs, halo)
+        return layer(x, weight.to(x.dtype).contiguous(), bias)
     halo, others = _fetched(plan, x, before)
     if len(table.own_runs) == 0:  # no rows: others wait for this rank's part of the backward, and
         found = x * weight[:, 0]  # all have gradients of the parameters
         return tied((found if bias is None else found + bias).to(x.dtype), others)
-    if _fla.serves(x):
-        known = halo if table.moves_states else None
-        layer = _fla.Convolution(activation, table.own_runs, known)
-        return layer(x, others, weight.to(x.dtype).contiguous(), bias)
     halos = _halos(x, halo, others)
     parts = [part for pair in zip(halos, x.split(table.own_runs.lengths)) for part in pair]
     whole = torch.cat(parts).to(weight.dtype).T.unsqueeze(0)
@@ -65,8 +65,9 @@ def causal_conv1d(
 
 def _fetched(plan: BoundPlan, x: torch.Tensor, width: int) -> tuple[Halo, torch.Tensor]:
     """The halo of the own runs, and the rows of other ranks in it."""
-    halo = table_of(plan).halo(width, x.device)
-    return halo, fetch_rows(halo.fetch, x, (x,)) if plan.plan.cp_size > 1 else x[:0]
+    table = table_of(plan)
+    halo = table.halo(width, x.device)
+    return halo, fetch_rows(halo.fetch, x[halo.sent]) if table.moves_states else x[:0]
 
 
 def _halos(x: torch.Tensor, halo: Halo, others: torch.Tensor) -> torch.Tensor:

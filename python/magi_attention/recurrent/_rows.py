@@ -34,19 +34,15 @@ class RowFetch:
 
 
 class _Fetch(torch.autograd.Function):
-    """anchor: makes the result have a gradient where that of x has none on this rank, but on
-    others, as all take part in moving it.
-    """
-
     @staticmethod
-    def forward(ctx, x, anchor, fetch: RowFetch):
+    def forward(ctx, x, fetch: RowFetch):
         ctx.fetch, ctx.rows = fetch, x.shape[0]
         return fetch.move(CAST, x)
 
     @staticmethod
     def backward(ctx, dx):
         refuse_second_derivative("a recurrent layer")
-        return ctx.fetch.move(SUM, dx, ctx.rows), None, None
+        return ctx.fetch.move(SUM, dx, ctx.rows), None
 
 
 class _Tie(torch.autograd.Function):
@@ -60,12 +56,12 @@ class _Tie(torch.autograd.Function):
         return dout, dout.new_zeros(ctx.shape)
 
 
-def fetch_rows(fetch: RowFetch, x: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """x [own rows, width], made of inputs -> the fetched rows [fetch.count, width]. Collective over
-    ranks. Gradients of a row that several ranks fetch are added in the order of the ranks.
+def fetch_rows(fetch: RowFetch, x: torch.Tensor) -> torch.Tensor:
+    """x [rows that are sent, width] -> the fetched rows [fetch.count, width]. Collective over
+    ranks.
+    Gradients of a row that several ranks fetch are added in the order of the ranks.
     """
-    anchor = next((one for one in inputs if one.requires_grad), inputs[0])
-    return _Fetch.apply(x, anchor, fetch)
+    return _Fetch.apply(x, fetch)
 
 
 def tied(out: torch.Tensor, fetched: torch.Tensor) -> torch.Tensor:

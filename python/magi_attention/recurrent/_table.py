@@ -36,19 +36,21 @@ class Places(NamedTuple):
 class Halo(NamedTuple):
     """The rows before each own run, which a convolution reads.
 
-    fetch: of those of other ranks; places: int64 [own runs, width], of each among own rows, fetched
-    rows and, behind these, one row of zeros; own, others: which of the places, counted run by run,
-    hold own and fetched rows, and which rows these are.
+    fetch: moves the own rows `sent`, in their order, to the ranks that fetch them; places: int64
+    [own runs, width], of each row before a run among own rows, fetched rows and, behind these, one
+    row of zeros; own, others: which of the places, counted run by run, hold own and fetched rows,
+    and which rows these are.
     """
 
     fetch: RowFetch
+    sent: torch.Tensor
     places: torch.Tensor
     own: tuple[torch.Tensor, torch.Tensor]
     others: tuple[torch.Tensor, torch.Tensor]
 
     def on(self, device: torch.device) -> Halo:
         own, others = (tuple(x.to(device) for x in pair) for pair in (self.own, self.others))
-        return Halo(self.fetch, self.places.to(device), own, others)
+        return Halo(self.fetch, self.sent.to(device), self.places.to(device), own, others)
 
 
 class OwnRuns:
@@ -67,6 +69,11 @@ class OwnRuns:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def pieces(self, run: int, size: int) -> list[slice]:
+        """The rows of a run, in pieces of `size` rows at most."""
+        begin, end = self.cu_seqlens[run : run + 2].tolist()
+        return [slice(at, min(at + size, end)) for at in range(begin, end, size)]
 
     def with_heirs_on(self, device: torch.device) -> torch.Tensor:
         return self._index_on(device, self.with_heirs)
@@ -210,13 +217,14 @@ class RunTable:
     def _plan_halo(self, width: int) -> Halo:
         size, rank = self._num_ranks, self._rank
         wanted = [self._rows_before(i, width) for i in range(size)]
-        owned = [
-            (receiver, self._local_row(row), 1)
+        sent = [
+            (receiver, self._local_row(row))
             for receiver in range(size)
             if receiver != rank
             for row in _of_others(wanted[receiver], receiver, self._owner_of)
             if self._owner_of(row) == rank
         ]
+        owned = [(receiver, i, 1) for i, (receiver, _) in enumerate(sent)]
         of_others = _of_others(wanted[rank], rank, self._owner_of)
         records = [(self._owner_of(row), i, 1) for i, row in enumerate(of_others)]
         rows = self._local_rows
@@ -237,7 +245,7 @@ class RunTable:
         pairs = (pair or (_host([]), _host([])) for pair in pairs)
         places = _host([row for _, row in flat]).view(len(index), width)
         fetch = RowFetch(self._rows, f"{width} rows before runs", owned, records)
-        return Halo(fetch, places, *pairs)
+        return Halo(fetch, _host([row for _, row in sent]), places, *pairs)
 
     def _rows_before(self, rank: int, width: int) -> list[list[int]]:
         """The rows that come before each run of a rank, -1 where there are none."""
