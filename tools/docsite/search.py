@@ -19,7 +19,7 @@ ANSWERS = {
     "Blackwell": "backends.md",
     "offline": "install.md",
     "resume": "troubleshooting.md",
-    "multi-node": "troubleshooting.md",
+    "multi-node": "hosts.md",
     "out of memory": "troubleshooting.md",
     "CUDA 12": "install.md",
 }
