@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import html
 import json
+import math
 import pathlib
 import re
 
@@ -115,12 +116,18 @@ def panel(spans: list[dict], name: str, top: float) -> tuple[list[str], float]:
         parts.append(f'<text x="{LEFT - 6}" y="{y + 7}" text-anchor="end">predicted</text>')
         y += LANE
     grid = []
-    for tick in range(TICKS + 1):
-        x = LEFT + WIDTH * tick / TICKS
+    for time in ticks(length):
+        x = LEFT + WIDTH * time / length
         grid.append(f'<path d="M{x:.1f} {top + 20}V{y}" stroke="#ddd"/>')
-        label = f"{length * tick / TICKS:.0f}"
-        parts.append(f'<text x="{x:.1f}" y="{y + 12}" text-anchor="middle">{label}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{y + 12}" text-anchor="middle">{time:g} us</text>')
     return grid + parts, y + 28
+
+
+def ticks(length: float) -> list[float]:
+    """Round times from 0 on, TICKS at most beside it."""
+    power = 10.0 ** math.floor(math.log10(length / TICKS))
+    step = next(power * lead for lead in (1, 2, 5, 10) if power * lead * TICKS >= length)
+    return [i * step for i in range(int(length / step) + 1)]
 
 
 def picture(spans: list[dict], title: str) -> str:
