@@ -40,7 +40,8 @@ from model import Llama, Shape, make_plain, rotate
 
 IGNORED = -100
 SIDES = ("ours", "ulysses", "torch_cp", "alone")
-POLICIES = ("whole", "saved", "offloaded")  # recomputed whole; attention saved; and offloaded
+# Recomputed whole; attention saved; and offloaded. Another: nothing is recomputed.
+POLICIES = ("whole", "saved", "offloaded")
 CHUNK = 8192  # rows of the loss, and of the longest sequence's functions of rows
 OTHERS = ("fa4", "cudnn", "flex")  # backends of other packages, the fastest first
 SDPA_OPS = [
@@ -266,6 +267,8 @@ class Checkpointed(nn.Module):
         self.layer, self._policy = layer, policy
 
     def forward(self, *inputs):
+        if self._policy.context_fn is None:
+            return self.layer(*inputs)
         return checkpoint(
             self.layer, *inputs, use_reentrant=False, preserve_rng_state=False,
             context_fn=self._policy.context_fn,
@@ -273,7 +276,9 @@ class Checkpointed(nn.Module):
 
 
 class Trained(nn.Module):
-    """The sum of the losses of a side's rows."""
+    """The sum of the losses of a side's rows, at most loss_rows at once."""
+
+    loss_rows = CHUNK
 
     def __init__(self, llama: Llama, policy: Policy) -> None:
         super().__init__()
@@ -285,22 +290,34 @@ class Trained(nn.Module):
     def forward(self, ids, labels, positions, attend):
         with self.policy.host:
             hidden = self.llama.model(ids, positions, attend)
-        return loss_over_rows(self.llama.lm_head, hidden, labels, rows=CHUNK)
+        return loss_over_rows(self.llama.lm_head, hidden, labels, rows=self.loss_rows)
 
 
 class InParts(nn.Module):
     """A layer of the example for the longest sequences: q, k and v of some kv heads at a time, and
-    what is a function of rows over chunks of them. attend: bound plan of one group, and groups.
+    what is a function of rows over chunks of `rows`, 0: of all. attend: bound plan of one group,
+    and groups.
     """
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, rows: int = CHUNK) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.rows = layer, rows
 
     def forward(self, x, positions, attend):
-        bound, groups = attend
+        def rest(x, attended):
+            x = x + attended
+            return x + self.layer.mlp(self.layer.post_attention_layernorm(x))
+
+        return self._over(rest, x, self._attended(x, positions, *attend))
+
+    def _over(self, function, *tensors):
+        return over_rows(function, *tensors, rows=self.rows) if self.rows else function(*tensors)
+
+    def _attended(self, x, positions, bound, groups: int):
         layer, of = self.layer, self.layer.self_attn
         dim, theta = of.shape.head_dim, of.shape.rope_theta
+        if groups == 1:
+            return of(layer.input_layernorm(x), positions, lambda *qkv: bound.calc_attn(*qkv)[0])
 
         def project(x, group: int):
             def rows(x, positions):
@@ -314,28 +331,28 @@ class InParts(nn.Module):
 
             kv_heads = of.shape.kv_heads // groups
             heads = (of.shape.heads // groups, kv_heads, kv_heads)
-            return over_rows(rows, x, positions, rows=CHUNK).split(heads, 1)
+            return self._over(rows, x, positions).split(heads, 1)
 
         def finish(out, group: int):
             return functional.linear(out.flatten(1), of.o_proj.weight.chunk(groups, 1)[group])
 
-        def rest(x, attended):
-            x = x + attended
-            return x + layer.mlp(layer.post_attention_layernorm(x))
-
-        attended = attend_by_groups(bound, x, project, groups, finish=finish)
-        return over_rows(rest, x, attended, rows=CHUNK)
+        return attend_by_groups(bound, x, project, groups, finish=finish)
 
 
 def make_model(
     shape: Shape, device: torch.device, group: dist.ProcessGroup, in_parts: bool = False
 ) -> Trained:
-    """The same weights on all ranks, sharded by FSDP2; products are of bfloat16 on GPUs."""
+    """The same weights on all ranks."""
     with device:
         model = Trained(make_plain(shape), Policy())
     if in_parts:
         for checkpointed in model.llama.model.layers:
             checkpointed.layer = InParts(checkpointed.layer)
+    return shard(model, device, group)
+
+
+def shard(model: Trained, device: torch.device, group: dist.ProcessGroup) -> Trained:
+    """The model itself, sharded by FSDP2; products are of bfloat16 on GPUs."""
     mesh = DeviceMesh.from_group(group, device.type)
     precision = MixedPrecisionPolicy()
     if device.type == "cuda":

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m magi_attention`: versions, the GPUs that the package holds kernels for, and which
-backends serve this machine. `python -m magi_attention doctor` says more and runs them.
+backends serve this machine. `python -m magi_attention doctor` says more and runs them; `memory`
+tells what a training takes of a GPU.
 """
 
 import sys
 
-from magi_attention import __version__, _doctor, backends
+from magi_attention import __version__, _doctor, _memory, backends
 from magi_attention._native.library import version
 from magi_attention.env import build, general
 from magi_attention.functional.kernel_backend import backend_of_environment
@@ -20,13 +21,16 @@ def _line(row: backends.Row, is_chosen: bool) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: the doctor's, or 1 where the backend that the environment chooses cannot be
-    used, or 2 for other arguments.
+    """The exit code: the doctor's or memory's, or 1 where the backend that the environment chooses
+    cannot be used, or 2 for other arguments.
     """
     if arguments[:1] == ["doctor"]:
         return _doctor.main(arguments[1:], __version__)
+    if arguments[:1] == ["memory"]:
+        return _memory.main(arguments[1:])
     if arguments:
-        print(f"usage: python -m magi_attention [doctor [--json]]; seen: {' '.join(arguments)}")
+        usage = "python -m magi_attention [doctor [--json] | memory ...]"
+        print(f"usage: {usage}; seen: {' '.join(arguments)}")
         return 2
     kernels = ", ".join(build.gpu_architectures()) or "none"
     print(f"magi_attention {__version__}, libmagi {version()}, GPU kernels: {kernels}")

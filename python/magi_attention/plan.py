@@ -39,6 +39,7 @@ from magi_attention.functional.rows import dispatch_padded, roll_p2p, undispatch
 from magi_attention.functional.sparse_dist_attn import NeededKeys, attend_to_chosen_keys
 from magi_attention.masks import Mask
 from magi_attention.rows import Rows
+from magi_attention.training_memory import ModelShape, Training, TrainingMemory, memory_of_plan
 
 _MAX_SIZE = 1 << 16  # of numbers of heads and head dims
 _MAX_NODE = 1 << 12  # ranks
@@ -237,6 +238,18 @@ class Plan:
     def position_ids(self, rank: int) -> list[int]:
         """Row of the sequence of every local row; padding counts as the last row."""
         return self.placement.position_ids(rank, self.total_seqlen).tolist()
+
+    def memory(
+        self, model: ModelShape, training: Training | None = None, transport: str = "nvlink"
+    ) -> tuple[TrainingMemory, ...]:
+        """Returns, by rank, what a training of the model on this plan's rows takes of a GPU, before
+        anything is allocated (docs/training.md). The plan is one of the model's heads, or of
+        a group of them. transport: "nvlink", or "nccl" for all others.
+
+        ValueError for a model of other heads, TypeError for arguments of other types.
+        """
+        chosen = Training() if training is None else training
+        return memory_of_plan(self, model, chosen, transport)
 
     def defects(self) -> str:
         """Returns what an independent check finds wrong, one line each; empty for a sound plan."""

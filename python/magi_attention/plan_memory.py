@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-
-from magi_attention.plan import Plan
+from typing import Protocol
 
 _KEYS_VALUES, _KEY_GRADIENTS = 0, 3  # roles of exchanges in a plan's JSON
 _SUM_BYTES = 4  # float32
@@ -36,7 +35,11 @@ class NvlinkMemory:
         return self.window + max(self.forward, self.backward)
 
 
-def memory_over_nvlink(plan: Plan) -> tuple[NvlinkMemory, ...]:
+class _Plan(Protocol):
+    def to_json(self) -> str: ...
+
+
+def memory_over_nvlink(plan: _Plan) -> tuple[NvlinkMemory, ...]:
     """Returns, by rank, what a layer takes over the transport `nvlink` in tensors of the type that
     the plan counts with, with float32 gradients on the wire. ValueError for a plan that moves
     queries or shares heads out.

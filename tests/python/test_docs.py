@@ -54,6 +54,11 @@ def test_example_of_backends(capsys):
     assert len(shown) == 5 and shown[0].startswith("ffa|cutedsl") and ": cpu" in shown[0]
 
 
+def test_example_of_memory(capsys):
+    exec(blocks("docs/training.md")[3], {})
+    assert "most is held in " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_examples_of_training(index):
     """test_megatron.py has the one of Megatron."""
