@@ -24,6 +24,7 @@ Command add_bench_command(CLI::App& parent);
 Command add_check_command(CLI::App& parent);
 Command add_demo_command(CLI::App& parent);
 Command add_doctor_command(CLI::App& parent);
+Command add_memory_command(CLI::App& parent);
 Command add_plan_command(CLI::App& parent);
 Command add_show_command(CLI::App& parent);
 Command add_simulate_command(CLI::App& parent);

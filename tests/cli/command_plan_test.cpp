@@ -42,6 +42,15 @@ TEST(CommandPlan, AMaskTooLargeForTheMemoryIsRefused) {
   EXPECT_TRUE(has(array.err, "mask JSON is an array; allowed")) << array.err;
 }
 
+TEST(CommandMemory, IsThePythonPackages) {
+  const TemporaryFolder folder;
+  folder.write("python3", "#!/bin/sh\necho \"$@\"; exit 2\n");
+  const std::string path = "chmod +x " + folder.path("python3") + "; PATH=" + folder.path("");
+  const Outcome outcome = run_magi("memory --tokens 8 --help", path + ":$PATH");
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_EQ(outcome.out, "-m magi_attention memory --tokens 8 --help\n");
+}
+
 class BadCalls : public ::testing::TestWithParam<BadCall> {};
 
 TEST_P(BadCalls, GiveOneSentenceAndACode) {
