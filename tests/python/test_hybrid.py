@@ -236,14 +236,14 @@ def _used_kernels(monkeypatch) -> set[str]:
 
         return Noted
 
-    def convolved(x, weight, *others):
+    def convolved(layer, x, weight, bias):
         used.add("causal_conv1d")
         return x
 
     monkeypatch.setattr(_fla, "serves", lambda x: x.dtype == torch.bfloat16)
     monkeypatch.setattr(_fla, "DeltaKernels", noted(_kinds.Delta))
     monkeypatch.setattr(_fla, "ScalarKernels", noted(_kinds.Scalar))
-    monkeypatch.setattr(_fla, "causal_conv1d", convolved)
+    monkeypatch.setattr(_fla.Convolution, "__call__", convolved)
     return used
 
 
