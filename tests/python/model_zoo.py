@@ -114,6 +114,7 @@ _SPECIAL = {
     "mpt": {},
     "prophetnet": {"num_encoder_layers": 2, "num_decoder_layers": 2},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zamba2": {
         "num_hidden_layers": 2,
         "layers_block_type": ["mamba", "hybrid"],
@@ -130,7 +131,7 @@ _SPECIAL = {
 _REFUSED = {
     "falcon": {"head_dim"}, "xlstm": {"v_head_dim"}, "mpt": {"attn_pdrop"},
     "prophetnet": {"num_hidden_layers"}, "musicgen": {"dropout"}, "musicgen_melody": {"dropout"},
-    "gpt_neo": {"num_hidden_layers"}, "zamba": {"num_hidden_layers"},
+    "gpt_neo": {"num_hidden_layers"},
 }  # fmt: skip
 
 
@@ -196,15 +197,16 @@ def batch():
     return ids, torch.cat([torch.arange(n) for n in DOCUMENTS])[None]
 
 
-def _alone(model_type: str):
+def _alone(model):
     """Logits [rows, vocabulary] and gradients of every document by itself."""
-    model = make(model_type)
     logits = [
         model(input_ids=ids, use_cache=False).logits[0] for ids in batch()[0].split(DOCUMENTS, 1)
     ]
     logits = torch.cat(logits)
     _loss(logits).backward()
-    return logits.detach(), gradients(model)
+    found = gradients(model)
+    model.zero_grad()
+    return logits.detach(), found
 
 
 def _loss(logits):
@@ -233,9 +235,8 @@ def labelled() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return ids, labels, positions
 
 
-def _under_a_plan(model_type: str, group: dist.ProcessGroup | None):
+def _under_a_plan(model, group: dist.ProcessGroup | None):
     """Logits of the whole sequence, sums over ranks of gradients and of the model's own loss."""
-    model = make(model_type)
     model.set_attn_implementation("magi")
     try:
         plans = plans_of_documents(model, DOCUMENTS, group)
@@ -268,11 +269,13 @@ def outcome(model_type: str, group: dist.ProcessGroup | None = None) -> tuple[st
     with what error), or ("not built", why).
     """
     try:
-        wanted, wanted_gradients = _alone(model_type)
+        model = make(model_type)
+        kinds = layer_types(model)
+        wanted, wanted_gradients = _alone(model)
     except Exception as error:
         return "not built", f"{type(error).__name__}: {error}"
     try:
-        logits, found, loss = _under_a_plan(model_type, group)
+        logits, found, loss = _under_a_plan(model, group)
     except Exception as error:
         kind = "refused" if "allowed:" in str(error) else "failed"
         return kind, f"{type(error).__name__}: {error}"
@@ -280,15 +283,14 @@ def outcome(model_type: str, group: dist.ProcessGroup | None = None) -> tuple[st
     errors += [error_of(found[name], gradient) for name, gradient in wanted_gradients.items()]
     worst = max(errors)
     if worst < 1e-4:
-        return "right", layer_types(model_type)
+        return "right", kinds
     return "wrong", f"{errors[0]:.2g} {errors[1]:.2g} {worst:.2g}"
 
 
-def layer_types(model_type: str) -> str:
-    """The types of layers that the tiny configuration of a type names, and the recurrent layers
-    and convolutions that its model has.
+def layer_types(model) -> str:
+    """The types of layers that a model's configuration names, and the recurrent layers and
+    convolutions that it has.
     """
-    model = make(model_type)
     config = config_of(model)
     names = ("layer_types", "layers_block_type", "block_types")
     kinds = next(filter(None, (getattr(config, name, None) for name in names)), ())
