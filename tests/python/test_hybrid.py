@@ -29,6 +29,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 import model_zoo as zoo
 from magi_attention import Plan
 from magi_attention.integrations import packed
+from magi_attention.integrations._model_calls import calling_model
 from magi_attention.integrations._model_plans import heads_of
 from magi_attention.integrations._model_recurrent import is_served, recurrences_of
 from magi_attention.integrations.trainer import MagiCollator
@@ -85,6 +86,7 @@ def float64(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _made(family: str, implementation: str) -> torch.nn.Module:
+    zoo.ours.register()
     model = zoo.make(family)
     model.set_attn_implementation(implementation)
     return model
@@ -119,7 +121,6 @@ def documents(
     """The largest relative error of logits, loss and gradients of packed documents. change: what a
     training does with the model besides: "checkpointed", "compiled", "sharded" (FSDP2).
     """
-    zoo.ours.register()
     model, alone = _made(family, "magi"), _made(family, "eager")
     ids, labels, positions = zoo.labelled()
     ranks = 1 if group is None else dist.get_world_size(group)
@@ -179,7 +180,6 @@ def _plans(model, ranks: int, placement: str, group):
 
 def tree(group: dist.ProcessGroup | None, family: str) -> float:
     """The largest relative error of loss and gradients of samples that share prefixes."""
-    zoo.ours.register()
     of_samples = packed.PrefixTree(_NODES, _PATHS)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, zoo.VOCABULARY, (1, sum(_NODES)), generator=generator)
@@ -210,7 +210,6 @@ def test_alone(family):
 @pytest.mark.parametrize("family", OF_EACH)
 def test_collator(family):
     """Samples packed by the collator have the loss of each by itself."""
-    zoo.ours.register()
     model, alone = _made(family, "magi"), _made(family, "eager")
     parts = zoo.batch()[0].split(zoo.DOCUMENTS, 1)
     batch = MagiCollator(model)([{"input_ids": part[0]} for part in parts])
@@ -257,7 +256,6 @@ def _used_kernels(monkeypatch) -> set[str]:
 )  # fmt: skip
 def test_kernels(monkeypatch, family, kernels):
     """Models in 16 bits go to kernels, with decays in float32."""
-    zoo.ours.register()
     model = _made(family, "magi").bfloat16()
     used = _used_kernels(monkeypatch)
     plan = _plans(model, 1, "auto", None)
@@ -267,7 +265,6 @@ def test_kernels(monkeypatch, family, kernels):
 
 def test_plans_by_type_of_layer():
     """Recurrent layers go by documents, not by the window or the chunk of another layer."""
-    zoo.ours.register()
     model = _made("qwen3_next", "magi")
     whole = _plans(model, 1, "auto", None)
     local = zoo.ours.shard(whole, zoo.labelled()[0], model=model)
@@ -283,9 +280,29 @@ def test_plans_by_type_of_layer():
             model(**{**local, "magi_plan": wrong})
 
 
+class Asks(torch.nn.Module):
+    def forward(self, **kwargs):
+        return calling_model()
+
+
+def test_a_dict_that_begins_with_no_plan():
+    """Its model is found all the same, whose recurrent layers are then routed."""
+    whole = _plans(_made("bamba", "magi"), 1, "auto", None)
+    found = Asks()(magi_plan={"linear_attention": None, "full_attention": whole})
+    assert found is not None and found[1] is whole
+
+
+def test_documents_with_images():
+    model, ids = _made("qwen3_next", "magi"), zoo.labelled()[0]
+    bounds = torch.tensor([0, *zoo.DOCUMENTS]).cumsum(0).int()
+    batch = {"input_ids": ids, "cu_seqlens": bounds}
+    with pytest.raises(ValueError, match=r"^the batch is 2 documents, over whose ends a Qwen3Next"):
+        packed.magi_prepare_vlm(model, batch, None)
+    packed.magi_prepare_vlm(model, {"input_ids": ids}, None)
+
+
 @pytest.mark.parametrize("family", ["qwen3_next", "bamba", "jamba"])
 def test_caches(family):
-    zoo.ours.register()
     model = _made(family, "magi")
     local = zoo.ours.shard(_plans(model, 1, "auto", None), zoo.labelled()[0], model=model)
     with pytest.raises(ValueError, match=r"_state.? is given; allowed: .* \(use_cache=False\)"):
@@ -298,7 +315,6 @@ def _mixer_of(model: torch.nn.Module) -> torch.nn.Module:
 
 def test_mixers_of_ones_own():
     """A kind of a mixer that is served is; one that computes by another function besides is not."""
-    zoo.ours.register()
     model = _made("qwen3_next", "magi")
     mixer = _mixer_of(model)
     kind = type(mixer)
@@ -335,7 +351,6 @@ class MyRecurrence(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", [MyScan, MyConvolution, MyRecurrence])
 def test_half_of_a_mixer(kind):
-    zoo.ours.register()
     model, mixer = _made("qwen3_next", "magi"), kind()
     assert is_served(mixer) == (kind is not MyScan)
     mixer.A_log, mixer.conv1d = torch.nn.Parameter(torch.ones(1)), torch.nn.Conv1d(1, 1, 1)

@@ -35,8 +35,9 @@ def calling_model() -> tuple[torch.nn.Module, AnyPlan, dict[str, Any], torch.nn.
     found, outermost = None, None
     for model, keywords in _calls():
         plan = keywords.get(PLAN_KEYWORD)
-        plan = next(iter(plan.values()), None) if isinstance(plan, Mapping) else plan
-        if isinstance(plan, PLANS):
+        of_layers = [*plan.values()] if isinstance(plan, Mapping) else [plan]
+        plan = next((one for one in of_layers if isinstance(one, PLANS)), None)
+        if plan is not None:
             model = outermost = getattr(model, "_orig_mod", model)  # of torch.compile
             if found is None or isinstance(model, PreTrainedModel):
                 found = model, plan, keywords

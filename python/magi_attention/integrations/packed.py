@@ -246,7 +246,7 @@ def magi_prepare_vlm(
     batch with a magi_plan that is made of the language model's rows when they are known, one causal
     sequence, or packed documents where the batch says so as for magi_prepare_batch; other attention
     of the model stays that of "sdpa". NotImplementedError for several ranks, ValueError for several
-    sequences.
+    sequences, and for several documents of a model with recurrent layers.
     """
     check_kind("batch", batch, Mapping, "a mapping")
     refuse_unused(batch, num_ranks=1)
@@ -263,6 +263,15 @@ def magi_prepare_vlm(
     positions = batch.get("position_ids")
     has_axes = positions is not None and positions.numel() != ids.numel()  # of images, say
     lengths = documents_in({**batch, "position_ids": None} if has_axes else batch)
+    if len(lengths) > 1 and isinstance(model, torch.nn.Module):
+        from magi_attention.integrations._model_recurrent import recurrences_of
+
+        mixer = next((part for part in model.modules() if recurrences_of(part)), None)
+        if mixer is not None:
+            raise ValueError(
+                f"the batch is {len(lengths)} documents, over whose ends a {type(mixer).__name__} "
+                "carries its state; allowed: 1 for models with recurrent layers"
+            )
 
     def causal(rows: int, heads: tuple[int, int, int]) -> AnyPlan:
         if len(lengths) > 1 and rows != sum(lengths):
