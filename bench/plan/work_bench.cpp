@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans in which queries travel or heads are shared out, and plans that keep rows in order, beside
 // plans of keys alone: bytes, balance, predicted time and time to plan.
-// work_bench [--out FILE] [--draws FILE]
+// work_bench [--out FILE] [--draws FILE] [--choice]
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -16,6 +16,7 @@
 
 #include "magi/mask_builders.hpp"
 #include "magi/plan.hpp"
+#include "plan/cost/even_step.hpp"
 #include "plan/place_for_step.hpp"
 #include "plan/work/queries.hpp"
 
@@ -123,18 +124,6 @@ double seconds_of_placed_keys(const Mask& mask, PlanConfig config) {
   return best;
 }
 
-/// A step in which all ranks attend to equally many pairs, in one call, and wait for nothing. No
-/// plan is faster.
-double bound_of_seconds(const Mask& mask, const PlanConfig& config) {
-  const double pairs = static_cast<double>(magi::area(mask)) / config.num_ranks;
-  const double flops = 2.0 * config.num_heads_q * pairs;
-  const std::int32_t forward_dims = config.head_dim_qk + config.head_dim_v;
-  const std::int32_t backward_dims = 3 * config.head_dim_qk + 2 * config.head_dim_v;
-  return flops * forward_dims / config.cost.flops_per_second +
-         flops * backward_dims / config.cost.backward_flops_per_second +
-         2 * config.cost.seconds_per_launch;
-}
-
 /// Whether a plan moves anything but keys.
 bool is_moving_more(const Plan& plan) {
   return std::ranges::any_of(plan.transfers, [](const magi::Transfer& t) {
@@ -232,7 +221,7 @@ void measure_times(const std::vector<Mask>& masks, const PlanConfig& config,
     const double keys = best_of_keys(mask, config).seconds;
     time += seconds_of(plan) / keys;
     placed += seconds_of_placed_keys(mask, config) / keys;
-    bound += bound_of_seconds(mask, config) / keys;
+    bound += magi::planner::even_step_seconds(mask, config) / keys;
     moving += is_moving_more(plan) ? 1.0 : 0.0;
   }
   const auto count = static_cast<double>(masks.size());
@@ -298,9 +287,77 @@ void measure_long(const std::vector<Mask>& masks, Report& report) {
              mean_over(masks, [&](const Mask& mask) { return least_ms(mask, ordered, 2); }), "ms");
 }
 
+/// Rows [0, text) and all others see each other; a video row of frames x lines x columns sees the
+/// rows that are at most one frame, three lines and three columns away.
+Mask joint_video(std::int32_t frames, std::int32_t lines, std::int32_t columns, std::int32_t text) {
+  const std::int32_t rows = text + frames * lines * columns;
+  Mask mask{rows, rows, {}};
+  mask.slices.push_back({0, text, 0, rows});
+  mask.slices.push_back({text, rows, 0, text});
+  const auto line_at = [&](std::int32_t frame, std::int32_t line) {
+    return text + (frame * lines + line) * columns;
+  };
+  for (std::int32_t t = 0; t < frames; ++t) {
+    for (std::int32_t y = 0; y < lines; ++y) {
+      for (std::int32_t t2 = std::max(0, t - 1); t2 <= std::min(frames - 1, t + 1); ++t2) {
+        for (std::int32_t y2 = std::max(0, y - 3); y2 <= std::min(lines - 1, y + 3); ++y2) {
+          const std::int32_t q = line_at(t, y);
+          const std::int32_t k = line_at(t2, y2);
+          mask.slices.push_back({q, q + columns, k, k + columns, k - q - 3, k - q + 3});
+        }
+      }
+    }
+  }
+  return mask;
+}
+
+/// A window of `reach` rows on both sides, and leading rows that see all and that all see.
+Mask window_with_global(std::int32_t rows, std::int32_t reach, std::int32_t num_global) {
+  Mask mask{rows, rows, {}};
+  mask.slices.push_back({0, num_global, 0, rows});
+  mask.slices.push_back({num_global, rows, 0, num_global});
+  mask.slices.push_back({num_global, rows, num_global, rows, -reach, reach});
+  return mask;
+}
+
+/// The choice of what travels that is made unless one is asked for, beside keys alone and `auto`.
+void measure_choice(const std::vector<Mask>& documents, Report& report) {
+  const Mask video = joint_video(30, 60, 60, 512);
+  const PlanConfig chosen = config_of(8, {24, 24}, WorkMode::Chosen);
+  PlanConfig fastest = chosen;
+  fastest.work = WorkMode::Auto;
+  report.add("place.video.p8.time",
+             seconds_of(sound_plan(video, chosen)) / seconds_of(sound_plan(video, fastest)),
+             "ratio");
+  std::vector<std::pair<Mask, Heads>> cases = {{video, {24, 24}},
+                                               {window_with_global(65536, 2048, 512), {32, 32}},
+                                               {window_with_global(65536, 2048, 512), {32, 8}},
+                                               {window_with_global(131072, 2048, 128), {32, 32}},
+                                               {packed_causal({65536}), {32, 32}},
+                                               {packed_causal({65536}), {64, 8}},
+                                               {full_document(65536), {64, 8}}};
+  for (const Mask& mask : documents) {
+    cases.emplace_back(mask, Heads{32, 32});
+    cases.emplace_back(mask, Heads{64, 8});
+  }
+  double total = 0.0;
+  for (const auto& [mask, heads] : cases) {
+    total += seconds_of(magi::make_plan(mask, config_of(8, heads, WorkMode::Chosen))) /
+             seconds_of(magi::make_plan(mask, config_of(8, heads, WorkMode::Keys)));
+  }
+  report.add("place.default.over_keys", total / static_cast<double>(cases.size()), "ratio");
+  const PlanConfig gqa = config_of(8, {64, 8}, WorkMode::Chosen);
+  report.add("plan.default.docs64k.p8.ms",
+             mean_over(documents, [&](const Mask& mask) { return least_ms(mask, gqa, 5); }), "ms");
+  const PlanConfig mha = config_of(8, {32, 32}, WorkMode::Chosen);
+  report.add("plan.default.docs64k_mha.p8.ms",
+             mean_over(documents, [&](const Mask& mask) { return least_ms(mask, mha, 2); }), "ms");
+}
+
 struct Options {
   std::string draws = "bench/data/document_draws.json";
   std::string out;
+  bool is_choice_alone = false;
 };
 
 void run(const Options& options) {
@@ -308,12 +365,15 @@ void run(const Options& options) {
   if (!file) throw std::runtime_error("cannot read " + options.draws);
   const nlohmann::json draws = nlohmann::json::parse(file).at("draws");
   Report report;
-  measure_one_document(report);
-  measure_heads(report);
-  measure_documents(masks_of(draws.at("65536")), report);
-  measure_long(masks_of(draws.at("1048576")), report);
-  measure_placing(masks_of(draws.at("65536")), 8, "docs64k.p8", report);
-  measure_placing(masks_of(draws.at("1048576")), 64, "docs1m.p64", report);
+  measure_choice(masks_of(draws.at("65536")), report);
+  if (!options.is_choice_alone) {
+    measure_one_document(report);
+    measure_heads(report);
+    measure_documents(masks_of(draws.at("65536")), report);
+    measure_long(masks_of(draws.at("1048576")), report);
+    measure_placing(masks_of(draws.at("65536")), 8, "docs64k.p8", report);
+    measure_placing(masks_of(draws.at("1048576")), 64, "docs1m.p64", report);
+  }
   if (!options.out.empty()) report.write(options.out);
 }
 
@@ -323,6 +383,7 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app{"Plans in which queries travel or rows stay in order."};
   app.add_option("--draws", options.draws, "document_draws.json")->capture_default_str();
+  app.add_flag("--choice", options.is_choice_alone, "what travels by default, alone");
   app.add_option("--out", options.out, "JSON rows {name, value, unit} go here");
   try {
     app.parse(argc, argv);

@@ -270,6 +270,7 @@ void add_search_flags(CLI::App& app, PlanConfig& config) {
 }
 
 void add_plan_flags(CLI::App& app, PlanConfig& config) {
+  config.work = WorkMode::Chosen;
   app.option_defaults()->group("Ranks");
   add_int(app, "--ranks", config.num_ranks, {1, 4096}, "ranks that share the sequence");
   add_int(app, "--devices-per-node", config.devices_per_node, {0, 4096},
@@ -283,7 +284,9 @@ void add_plan_flags(CLI::App& app, PlanConfig& config) {
       });
   add(app, "--work", "MODE",
       "what travels: keys, queries (these too), heads (both, to ranks that share out the heads), "
-      "or the fastest: auto",
+      "or the fastest: auto (default: keys, or the fastest of a few where a fifth of the step "
+      "could "
+      "be gained)",
       [&config](const std::string& text) { config.work = work_from_name(text); });
   add_int(app, "--head-shares", config.head_shares, {0, 65536},
           "with --work heads: how many shares; 0: the fastest");

@@ -89,7 +89,13 @@ enum { MAGI_STAGES_AUTO = 0, MAGI_STAGES_BY_HEADS = 1, MAGI_STAGES_BY_ROWS = 2 }
 #define MAGI_OVERLAP_AUTO (-1)
 /* What travels: keys alone; queries too, where that moves fewer bytes; the fastest as predicted;
  * both, to ranks that share out the kv heads. */
-enum { MAGI_WORK_KEYS = 0, MAGI_WORK_QUERIES = 1, MAGI_WORK_AUTO = 2, MAGI_WORK_HEADS = 3 };
+enum {
+  MAGI_WORK_KEYS = 0,
+  MAGI_WORK_QUERIES = 1,
+  MAGI_WORK_AUTO = 2,
+  MAGI_WORK_HEADS = 3,
+  MAGI_WORK_CHOSEN = 4 /* keys, or another where more than a fifth of a step could be gained */
+};
 
 typedef struct magi_plan_config {
   size_t struct_size;

@@ -33,6 +33,9 @@ enum class WorkMode : std::int32_t {
           ///< Keys and Heads
   Heads,  ///< kv heads are shared out to neighbouring ranks, which compute theirs for the rows of
           ///< all of them; see Plan::num_head_shares. `auto` then places rows in order
+  Chosen,  ///< Keys; where more than a fifth of the predicted step could be gained the fastest of
+           ///< few plans: Keys in another placement, Heads in as many shares as may be, and Queries
+           ///< where Keys leave work uneven. The plan's config has what was chosen.
 };
 
 /// "keys", "queries", "auto", "heads".

@@ -14,8 +14,9 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
   if (given.stage_mode < MAGI_STAGES_AUTO || given.stage_mode > MAGI_STAGES_BY_ROWS) {
     throw invalid("stage_mode", given.stage_mode, "0 (automatic), 1 (heads) or 2 (rows)");
   }
-  if (given.work < MAGI_WORK_KEYS || given.work > MAGI_WORK_HEADS) {
-    throw invalid("work", given.work, "0 (keys), 1 (queries), 2 (automatic) or 3 (heads)");
+  if (given.work < MAGI_WORK_KEYS || given.work > MAGI_WORK_CHOSEN) {
+    throw invalid("work", given.work,
+                  "0 (keys), 1 (queries), 2 (automatic), 3 (heads) or 4 (chosen)");
   }
   PlanConfig result{.num_ranks = given.num_ranks,
                     .num_heads_q = given.num_heads_q,

@@ -16,10 +16,10 @@
 namespace magi::planner {
 namespace {
 
-/// Swaps tried for each chunk, and the most visits of key blocks.
-constexpr std::int64_t kSwapsPerChunk = 32;
+/// The most visits of key blocks.
 constexpr std::int64_t kMostVisits = 4'000'000;
-/// The same where runs count: few swaps keep runs long, and searches begin from several starts.
+/// The same and swaps where runs count: few swaps keep runs long, and searches begin from several
+/// starts.
 constexpr std::int64_t kSwapsPerChunkOfRuns = 256;
 constexpr std::int64_t kMostVisitsOfRuns = 400'000;
 constexpr std::int64_t kLinksPerVisit = 8;   ///< to look at
@@ -70,12 +70,12 @@ class StepSearch {
   }
 
   /// Returns what swaps leave, as long as visits last. One that raises the objective is undone.
-  std::vector<std::int32_t> run() {
+  std::vector<std::int32_t> run(std::int64_t swaps_per_chunk) {
     count_reads();
     double now = objective();
     const std::int64_t last_visit = max_runs_ ? visits_ + kMostVisitsOfRuns : kMostVisits;
     const std::int64_t num_swaps =
-        (max_runs_ ? kSwapsPerChunkOfRuns : kSwapsPerChunk) * table_.num_chunks();
+        (max_runs_ ? kSwapsPerChunkOfRuns : swaps_per_chunk) * table_.num_chunks();
     for (std::int64_t i = 0; i < num_swaps && visits_ < last_visit; ++i) {
       const auto [a, b] = draw_pair();
       const std::int32_t length = max_runs_ ? draw_length(a, b) : 1;
@@ -287,7 +287,8 @@ class StepSearch {
 
 }  // namespace
 
-Placement place_for_step(const Mask& mask, const PlanConfig& config, const Placement& start) {
+Placement place_for_step(const Mask& mask, const PlanConfig& config, const Placement& start,
+                         std::int64_t swaps_per_chunk) {
   const bool has_runs = asks_for_runs(config);
   if (start.num_ranks == 1 || start.num_ranks > kMostRanksMovingQueries) return start;
   if (has_nodes(config) && !has_runs) return start;
@@ -297,7 +298,8 @@ Placement place_for_step(const Mask& mask, const PlanConfig& config, const Place
   StepSearch search(table, config, start);
   if (search.is_too_large()) return start;
   if (has_runs) search.count_runs(config, links_of_chunks(mask, start.chunk_size));
-  return placement_from_chunks(start.num_rows, start.chunk_size, start.num_ranks, search.run());
+  return placement_from_chunks(start.num_rows, start.chunk_size, start.num_ranks,
+                               search.run(swaps_per_chunk));
 }
 
 }  // namespace magi::planner

@@ -2,6 +2,7 @@
 #include "magi/plan.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
@@ -9,6 +10,7 @@
 
 #include "base/log.hpp"
 #include "base/words.hpp"
+#include "plan/cost/even_step.hpp"
 #include "plan/cost/flat.hpp"
 #include "plan/cost/plan_with_loads.hpp"
 #include "plan/cost/report.hpp"
@@ -201,9 +203,9 @@ bool is_placement_open(const PlanConfig& config) {
   return config.placement.algorithm == PlacementAlgorithm::Auto;
 }
 
-/// Whether keys alone are tried over rows that are placed for the step's time, too.
-bool has_place_for_step(const Mask& mask, const PlanConfig& config) {
-  return config.work == WorkMode::Auto && is_placement_open(config) && config.num_ranks > 1 &&
+/// Whether rows may be placed for the step's time.
+bool may_place_for_step(const Mask& mask, const PlanConfig& config) {
+  return is_placement_open(config) && config.num_ranks > 1 &&
          config.num_ranks <= planner::kMostRanksMovingQueries && !has_nodes(config) &&
          !planner::asks_for_runs(config) && is_sharing_placement(mask, config);
 }
@@ -220,6 +222,82 @@ std::vector<PlacementConfig> placements_of(const Way& way, const PlanConfig& con
   return {in_order};
 }
 
+/// The ways that a choice plans beside keys alone: queries, where keys leave the work uneven, and
+/// heads in as many shares as may be, on all ranks and within a node.
+std::vector<PlanConfig> other_choices(const Plan& keys) {
+  constexpr double kUneven = 1.25;
+  PlanConfig config = keys.config;
+  std::vector<PlanConfig> choices;
+  config.work = WorkMode::Queries;
+  const bool may_move = config.num_ranks <= planner::kMostRanksMovingQueries;
+  if (may_move && keys.report.balance > kUneven) choices.push_back(config);
+  config.work = WorkMode::Heads;
+  std::int32_t most = 0;
+  std::int32_t most_in_node = 0;
+  for (const std::int32_t count : planner::possible_shares(config)) {
+    // Padding adds less than there are rows.
+    if (std::int64_t{2} * std::max(keys.mask.rows_q, keys.mask.rows_k) * count > kMaxRows) break;
+    most = count;
+    if (has_nodes(config) && config.devices_per_node % count == 0) most_in_node = count;
+  }
+  for (const std::int32_t count : {most, most_in_node}) {
+    config.head_shares = count;
+    if (count > 0 && (choices.empty() || choices.back() != config)) choices.push_back(config);
+  }
+  return choices;
+}
+
+/// Plans keys alone. Where another choice could gain enough, keys are planned over rows placed for
+/// the step's time as well, if `may_place`, and the other choices; each without a long search.
+template <typename MakePlan>
+PlanWithLoads make_chosen(const Mask& mask, PlanConfig config, bool may_place,
+                          const MakePlan& make) {
+  config.work = WorkMode::Keys;
+  std::optional<PlanWithLoads> kept = make(config);
+  if (planner::possible_gain(kept->plan) == 0.0) return *std::move(kept);
+  const double keys_seconds = step_seconds(kept->plan);
+  const std::vector<PlanConfig> choices = other_choices(kept->plan);
+  if (may_place) {
+    const Placement rows =
+        planner::place_for_step(mask, config, kept->plan.placement_q, planner::kFewSwapsPerChunk);
+    keep_faster(
+        finish_plan({.mask = mask, .config = config, .placement_q = rows, .placement_k = rows}, {}),
+        kept);
+  }
+  for (const PlanConfig& choice : choices) keep_faster(make(choice), kept);
+  kept->plan.digest = plan_digest(kept->plan);
+  log(LogLevel::Info, "plan", [&] {
+    const auto us = [](double seconds) { return std::to_string(std::llround(1e6 * seconds)); };
+    return std::string("chose what travels: ") + work_name(kept->plan.config.work) + ", " +
+           us(step_seconds(kept->plan)) + " us a step; keys alone as rows are placed at first " +
+           us(keys_seconds) + " us";
+  });
+  return *std::move(kept);
+}
+
+/// Does what make_plan_on does.
+PlanWithLoads make_on(const Mask& mask, const PlanConfig& config, const Placement& placement_q,
+                      const Placement& placement_k) {
+  planner::validate_config(config);
+  planner::validate_sizes(mask, config);
+  planner::validate_placement(placement_q, "placement_q", mask.rows_q, config.num_ranks);
+  planner::validate_placement(placement_k, "placement_k", mask.rows_k, config.num_ranks);
+  planner::require_few_runs(mask, config, {placement_q});
+  const std::int64_t share_rows =
+      std::max(planner::rows_per_share(placement_q), planner::rows_per_share(placement_k));
+  std::optional<PlanWithLoads> kept;
+  for (const Way& way : ways_of(config, share_rows)) {
+    keep_faster(finish_plan({.mask = mask,
+                             .config = config,
+                             .placement_q = placement_q,
+                             .placement_k = placement_k},
+                            way),
+                kept);
+  }
+  kept->plan.digest = plan_digest(kept->plan);
+  return *std::move(kept);
+}
+
 void log_plan(const Plan& plan) noexcept {
   log(LogLevel::Debug, "plan", [&] {
     return "made plan " + hex(plan.digest) + ": " + counted(plan.mask.rows_q, "row") + " on " +
@@ -233,13 +311,17 @@ void log_plan(const Plan& plan) noexcept {
 }  // namespace
 
 planner::PlanWithLoads planner::make_plan_with_loads(const Mask& mask, const PlanConfig& config) {
+  if (config.work == WorkMode::Chosen) {
+    return make_chosen(mask, config, may_place_for_step(mask, config),
+                       [&](const PlanConfig& one) { return make_plan_with_loads(mask, one); });
+  }
   planner::validate_config(config);
   planner::validate_sizes(mask, config);
   // Padding adds less than there are rows.
   const std::int64_t share_rows = std::int64_t{2} * std::max(mask.rows_q, mask.rows_k);
   PlacedMask placed(mask, config);
   std::optional<PlanWithLoads> kept;
-  if (has_place_for_step(mask, config)) {
+  if (config.work == WorkMode::Auto && may_place_for_step(mask, config)) {
     keep_faster(placed.plan_for_step(config.placement), kept);
   }
   for (const Way& way : ways_of(config, share_rows)) {
@@ -259,24 +341,12 @@ Plan make_plan(const Mask& mask, const PlanConfig& config) {
 
 Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& placement_q,
                   const Placement& placement_k) {
-  planner::validate_config(config);
-  planner::validate_sizes(mask, config);
-  planner::validate_placement(placement_q, "placement_q", mask.rows_q, config.num_ranks);
-  planner::validate_placement(placement_k, "placement_k", mask.rows_k, config.num_ranks);
-  planner::require_few_runs(mask, config, {placement_q});
-  const std::int64_t share_rows =
-      std::max(planner::rows_per_share(placement_q), planner::rows_per_share(placement_k));
-  std::optional<PlanWithLoads> kept;
-  for (const Way& way : ways_of(config, share_rows)) {
-    keep_faster(finish_plan({.mask = mask,
-                             .config = config,
-                             .placement_q = placement_q,
-                             .placement_k = placement_k},
-                            way),
-                kept);
-  }
-  Plan plan = std::move(kept->plan);
-  plan.digest = plan_digest(plan);
+  const auto make = [&](const PlanConfig& one) {
+    return make_on(mask, one, placement_q, placement_k);
+  };
+  Plan plan =
+      (config.work == WorkMode::Chosen ? make_chosen(mask, config, false, make) : make(config))
+          .plan;
   log_plan(plan);
   return plan;
 }

@@ -127,7 +127,7 @@ TEST_F(PlanAbi, RefusesWhatNoPlanCanBe) {
   config.stage_mode = 3;
   EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
   config = test_config();
-  config.work = 4;
+  config.work = 5;
   EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
   config = test_config();
   config.head_shares = 1;  // with work keys

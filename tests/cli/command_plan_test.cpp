@@ -173,6 +173,7 @@ TEST(CommandPlan, WorkAndLayoutReachTheConfiguration) {
     return plan_from_json(outcome.out);
   };
   EXPECT_EQ(planned("").config.work, WorkMode::Keys);
+  EXPECT_NE(planned("").placement_q, planned("--work keys").placement_q);  // chosen for its step
   EXPECT_EQ(planned("--layout permuted").config.placement.algorithm, PlacementAlgorithm::Auto);
   const Plan queries = planned("--work queries --heads-q 8 --heads-kv 8");
   EXPECT_EQ(queries.config.work, WorkMode::Queries);

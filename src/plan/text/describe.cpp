@@ -11,6 +11,7 @@
 #include "base/text_stream.hpp"
 #include "base/words.hpp"
 #include "magi/plan.hpp"
+#include "plan/cost/even_step.hpp"
 #include "plan/cost/flat.hpp"
 
 namespace magi {
@@ -130,6 +131,10 @@ void describe_traffic(std::ostringstream& out, const Plan& plan) {
   out << "predicted  forward " << seconds_text(report.forward_seconds) << ", backward "
       << seconds_text(report.backward_seconds) << ", of the forward "
       << seconds_text(report.exposed_comm_seconds) << " waiting\n";
+  const double gain = planner::possible_gain(plan);
+  if (plan.config.work == WorkMode::Keys && gain > 0.0) {
+    out << "choice     work auto may save up to " << seconds_text(gain) << " of the step\n";
+  }
 }
 
 void describe_ranks(std::ostringstream& out, const Plan& plan) {

@@ -114,6 +114,45 @@ TEST(MovingQueries, AutoIsNeverSlowerThanKeysAloneInAnyNumberOfStages) {
   }
 }
 
+TEST(ChosenWork, IsKeysAloneUnlessOthersGainEnough) {
+  PlanConfig config{.num_ranks = 8, .num_heads_q = 64, .num_heads_kv = 8};
+  config.work = WorkMode::Chosen;
+  const Mask even = documents({0, 20000, 32768});
+  EXPECT_EQ(make_plan(even, config).config.work, WorkMode::Keys);
+
+  // Rows that see everything make one rank slow.
+  const std::int32_t rows = 32768;
+  const Mask mask{
+      rows, rows, {{0, 512, 0, rows}, {512, rows, 0, 512}, {512, rows, 512, rows, -512, 512}}};
+  const Plan chosen = make_plan(mask, config);
+  EXPECT_EQ(check_plan(chosen), std::vector<std::string>{});
+  EXPECT_EQ(chosen.config.work, WorkMode::Queries);
+  EXPECT_EQ(chosen, make_plan(mask, chosen.config));
+  config.work = WorkMode::Keys;
+  const Plan keys = make_plan(mask, config);
+  EXPECT_LT(step_seconds(chosen), 0.8 * step_seconds(keys));
+  EXPECT_NE(describe(keys).find("work auto may save"), std::string::npos);
+  EXPECT_EQ(describe(chosen).find("work auto may save"), std::string::npos);
+
+  // Heads do not wait as long as keys, and keys less in another placement.
+  const auto expect_faster = [](const Mask& of, PlanConfig by, WorkMode work) {
+    by.work = WorkMode::Chosen;
+    const Plan plan = make_plan(of, by);
+    EXPECT_EQ(plan.config.work, work);
+    EXPECT_EQ(check_plan(plan), std::vector<std::string>{});
+    by.work = WorkMode::Keys;
+    EXPECT_LT(step_seconds(plan), 0.9 * step_seconds(make_plan(of, by)));
+  };
+  expect_faster(documents({0, 3000, 13000, 15000, 31000, 40000, 65536}),
+                {.num_ranks = 8, .num_heads_q = 32, .num_heads_kv = 32}, WorkMode::Heads);
+  expect_faster(documents({0, 3000, 4096}), {.num_ranks = 4, .num_heads_q = 32, .num_heads_kv = 8},
+                WorkMode::Keys);
+
+  config.work = WorkMode::Chosen;
+  const Placement& held = keys.placement_q;
+  EXPECT_EQ(make_plan_on(mask, config, held, held).placement_q, held);
+}
+
 TEST(MovingQueries, AWindowInOrderExchangesHalosAlone) {
   PlanConfig config{.num_ranks = 4, .num_heads_q = 2, .num_heads_kv = 2, .work = WorkMode::Auto};
   config.placement.algorithm = PlacementAlgorithm::SequentialSelect;
@@ -149,7 +188,7 @@ TEST(MovingQueries, ModesHaveNames) {
   }
   EXPECT_THROW(work_from_name("rows"), InvalidArgument);
   EXPECT_THROW(work_name(static_cast<WorkMode>(4)), InvalidArgument);
-  EXPECT_THROW(make_plan(documents({0, 64}), {.work = static_cast<WorkMode>(4)}), InvalidArgument);
+  EXPECT_THROW(make_plan(documents({0, 64}), {.work = static_cast<WorkMode>(5)}), InvalidArgument);
 }
 
 }  // namespace
