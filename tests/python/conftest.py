@@ -10,6 +10,8 @@ import pytest
 
 from ranks import Ranks, fork_server
 
+fork_server()  # which imports while tests are collected; here pytest keeps what ranks will print
+
 
 @pytest.fixture(params=range(3), ids=lambda seed: f"seed{seed}")
 def rng(request):
@@ -43,10 +45,6 @@ def gpu_ranks():
 def group(request):
     name, size = request.param
     return request.getfixturevalue(name), size
-
-
-def pytest_configure():
-    fork_server()  # imports while tests are collected
 
 
 @pytest.hookimpl(tryfirst=True)

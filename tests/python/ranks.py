@@ -104,19 +104,24 @@ def _run(program: str, arguments: list[str], variables: dict[str, str], output: 
     runpy.run_path(program, run_name="__main__")
 
 
-def launch(program, *arguments: str, ranks: int = 0) -> tuple[int, str]:
-    """The exit code of a Python program and what it has printed, whose process is forked like those
-    of ranks; ranks: as many of it, which are told what torchrun tells them.
+def launch(program, *arguments: str, ranks: int = 0, **variables: str) -> tuple[int, str]:
+    """The exit code of a Python program, a path or its text, and what it has printed. Its process
+    is forked like those of ranks, and given variables of the environment; ranks: as many of it,
+    which are told what torchrun tells them.
     """
     with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
         told = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
         free.close()
         told |= dict(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
+        if isinstance(program, str):
+            text, program = program, os.path.join(folder, "program.py")
+            pathlib.Path(program).write_text(text)
         started = []
         for rank in map(str, range(max(1, ranks))):
-            variables = told | dict(RANK=rank, LOCAL_RANK=rank) if ranks else {}
-            given = (str(program), list(arguments), variables, os.path.join(folder, rank))
+            of_rank = told | dict(RANK=rank, LOCAL_RANK=rank) if ranks else {}
+            output = os.path.join(folder, f"{rank}.out")
+            given = (str(program), list(arguments), variables | of_rank, output)
             started.append(fork_server().Process(target=_run, args=given))
             started[-1].start()
         deadline = time.monotonic() + CASE_SECONDS
@@ -124,7 +129,7 @@ def launch(program, *arguments: str, ranks: int = 0) -> tuple[int, str]:
             process.join(max(0.0, deadline - time.monotonic()))
             process.kill()
             process.join()
-        output = "".join(path.read_text() for path in sorted(pathlib.Path(folder).iterdir()))
+        output = "".join(path.read_text() for path in sorted(pathlib.Path(folder).glob("*.out")))
         return next((p.exitcode for p in started if p.exitcode), 0), output
 
 

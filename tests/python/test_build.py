@@ -16,6 +16,7 @@ import magi_attention
 from magi_attention import backends
 from magi_attention._native.library import ABI_VERSION, version
 from magi_attention.env import build
+from ranks import launch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -35,7 +36,7 @@ def test_versions():
 def test_imports_where_torch_has_no_tag_against_capture():
     """As torch 2.6, which the package takes, has none."""
     program = "import torch; del torch._C.Tag.cudagraph_unsafe; import magi_attention.api"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert launch(program) == (0, "")
 
 
 def test_parts_are_there_once_the_package_is_imported():
@@ -46,7 +47,7 @@ for part in ("api", "backends", "errors", "masks", "training", "BoundPlan", "Pla
     assert part == "api" or part in dir(magi_attention), part  # dir() tells what is new
     getattr(magi_attention, part)
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert launch(code) == (0, "")
 
 
 def test_the_extension_imports():
@@ -136,20 +137,14 @@ def test_another_library(tmp_path, source):
         pytest.skip("there is no C compiler")
     command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
     subprocess.run(command, input=source, text=True, check=True)
-    done = subprocess.run(
-        [sys.executable, "-c", "import magi_attention.api"], capture_output=True, text=True,
-        env={**os.environ, "MAGI_ATTENTION_LIBRARY": str(library)}, check=False,
-    )  # fmt: skip
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"ImportError: {library} is not this package's libmagi: "), done.stderr
+    _, output = launch("import magi_attention.api", MAGI_ATTENTION_LIBRARY=str(library))
+    last = output.splitlines()[-1]
+    assert last.startswith(f"ImportError: {library} is not this package's libmagi: "), output
 
 
 def test_a_library_without_its_module(tmp_path):
     package = pathlib.Path(magi_attention.__file__).parent
     library = tmp_path / "libmagi.so"
     library.symlink_to(os.environ.get("MAGI_ATTENTION_LIBRARY") or package / "libmagi.so")
-    done = subprocess.run(
-        [sys.executable, "-c", "import magi_attention.api"], capture_output=True, text=True,
-        env={**os.environ, "MAGI_ATTENTION_LIBRARY": str(library)}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1 and "_calls.abi3.so is missing" in done.stderr
+    code, output = launch("import magi_attention.api", MAGI_ATTENTION_LIBRARY=str(library))
+    assert code == 1 and "_calls.abi3.so is missing" in output

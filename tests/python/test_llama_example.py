@@ -106,8 +106,7 @@ def test_two_ranks(tmp_path, ranks, options):
 
 
 def test_exit_code_of_a_failed_check(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
+    program = (
         f"import sys; sys.path.append({str(FOLDER)!r}); import compare, train; "
         "compare.GRADIENT_TOLERANCE = -1.0; train.main()"
     )

@@ -3,8 +3,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from magi_attention._native.profile import named_range
 from magi_attention.comm import group as groups
 from magi_attention.errors import CommError
 from pipeline_cases import Case, make_key, make_tensors
-from ranks import over
+from ranks import launch, over
 
 
 def attend(group, rows: int):
@@ -112,15 +110,13 @@ print(tuple(out.shape))
 
 @pytest.mark.parametrize("level, number", [(None, 0), ("warn", 0), ("debug", 1)])
 def test_a_program_prints_the_lines_that_it_asks_for(level, number):
-    environment = {k: v for k, v in os.environ.items() if not k.endswith("LOG_LEVEL")}
-    if level is not None:
-        environment["MAGI_ATTENTION_LOG_LEVEL"] = level
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (0, "(64, 2, 8)\n"), done.stderr
-    assert done.stderr.count("DEBUG magi_attention.plan: made plan 0x") == number, done.stderr
-    assert level == "debug" or done.stderr == ""
+    name = "MAGI_ATTENTION_LOG_LEVEL"
+    forget = f"import os; os.environ.pop({name!r}, None)" if level is None else ""
+    code, output = launch(forget + _PROGRAM, **({name: level} if level else {}))
+    *told, shape = output.splitlines()
+    assert (code, shape) == (0, "(64, 2, 8)"), output
+    assert output.count("DEBUG magi_attention.plan: made plan 0x") == number, output
+    assert level == "debug" or not told
 
 
 def test_ranges_are_those_of_nvtx_where_there_is_cuda(monkeypatch):

@@ -2,8 +2,6 @@
 """Helpers that programs of the original import."""
 
 import random
-import subprocess
-import sys
 import typing
 
 import numpy
@@ -14,6 +12,7 @@ import dense
 from magi_attention import utils
 from magi_attention.common import AttnRanges, enum, range, ranges
 from magi_attention.meta.collection.calc_meta import AttnArg
+from ranks import launch
 
 
 def test_bounds():
@@ -84,10 +83,8 @@ assert not dist.is_initialized()
 
 
 def test_quickstart():
-    run = subprocess.run(
-        [sys.executable, "-c", QUICKSTART], capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
+    code, output = launch(QUICKSTART)
+    assert code == 0, output
 
 
 def test_aliases_are_types():
