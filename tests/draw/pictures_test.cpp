@@ -178,6 +178,14 @@ TEST(PlacementPicture, ShowsChunksRowsAndWork) {
   EXPECT_TRUE(has(picture, ">35.8 %<"));
 }
 
+TEST(PlacementPicture, ShowsRunsThatComeAfterRowsOfOtherRanks) {
+  Plan plan = small_plan();
+  EXPECT_FALSE(has(placement_picture(plan, "of an older file"), ">runs<"));
+  plan.report.rank_runs = {1, 1234};
+  const std::string picture = placement_picture(plan, "runs of ranks");
+  EXPECT_TRUE(has(picture, ">runs<") && has(picture, ">1,234<"));
+}
+
 TEST(PlacementPicture, KeysPlacedApartHaveTheirOwnStrip) {
   Plan plan = small_plan();
   plan.config.placement_k = PlacementConfig{};
