@@ -12,6 +12,7 @@ import random
 import weakref
 from collections.abc import Callable
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from magi_attention import Plan, masks, recurrent
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import AffinityDispatchAlg, DispatchConfig, DistAttnConfig
 from magi_attention.errors import CommError
-from magi_attention.recurrent import _fla
+from magi_attention.recurrent import _fla, _kinds, _parts
 from ranks import over, own_group, refuses
 
 _HEADS, _KEY_DIM, _DIM, _CHANNELS = 2, 4, 6, 5
@@ -246,6 +247,15 @@ def test_alone(seed):
 def test_over_ranks(group, name):
     for seed in range(6):
         agrees(group, name, seed)
+
+
+@over(1, 2, 3)
+@pytest.mark.parametrize("name", ["gated_delta_rule", "kda"])
+def test_parts_of_runs(group, name):
+    """Long runs are cut, and tell others one summary all the same."""
+    with mock.patch.object(_kinds.Delta, "part_rows", 2), mock.patch.object(_parts, "_ROUND", 1):
+        for seed in range(6):
+            agrees(group, name, seed)
 
 
 @over(3)

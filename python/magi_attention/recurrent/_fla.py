@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import warnings
+from typing import Any
 
 import torch
 
@@ -20,7 +21,8 @@ from magi_attention.recurrent._table import Halo, OwnRuns
 VERSIONS = ((0, 6), (0, 7))  # the first that these calls fit, and the first that they may not
 _CHUNK = 64  # rows
 _WIDEST_KEY = 256
-_PIECE = 256 * _CHUNK  # rows whose states at the begin of all chunks are there at the same time
+_PART = 8192  # rows
+_ROWS_OF_A_CALL = 65536  # for which a call that makes summaries holds states at all chunks' begins
 
 
 @functools.cache
@@ -119,14 +121,22 @@ class _Calls:
     """The arguments that all calls of kernels over the runs of a rank take."""
 
     def __init__(self, runs: OwnRuns, device: torch.device) -> None:
-        from fla.ops.utils import chunk_local_cumsum, prepare_chunk_indices
+        from fla.ops.utils import chunk_local_cumsum
         from fla.ops.utils.constant import RCP_LN2
 
-        self.borders = runs.cu_seqlens.to(device)
-        indices = prepare_chunk_indices(self.borders, _CHUNK, cu_seqlens_cpu=runs.cu_seqlens)
-        self.rows = dict(cu_seqlens=self.borders, chunk_indices=indices)
-        self.chunks = dict(**self.rows, chunk_size=_CHUNK)
+        self._host, self._spans = runs.cu_seqlens, {}
+        self.chunks = _chunks_of(runs.cu_seqlens, device)
+        self.borders = self.chunks["cu_seqlens"]
+        self.rows = {name: self.chunks[name] for name in ("cu_seqlens", "chunk_indices")}
         self._sum, self._to_base_2 = chunk_local_cumsum, RCP_LN2
+
+    def of_span(self, first: int, end: int) -> tuple[slice, dict[str, Any]]:
+        """The rows of runs that follow each other, and the arguments of calls over these alone."""
+        if (first, end) not in self._spans:
+            host = self._host[first : end + 1]
+            rows, host = slice(*host[[0, -1]].tolist()), host - host[0]
+            self._spans[first, end] = rows, _chunks_of(host, self.borders.device)
+        return self._spans[first, end]
 
     def decays(self, log_decay: torch.Tensor) -> torch.Tensor:
         """Sums since each chunk's begin, of logarithms to the base of 2."""
@@ -134,6 +144,14 @@ class _Calls:
 
     def of_log_decay(self, gradient: torch.Tensor) -> torch.Tensor:
         return self._sum(gradient, reverse=True, **self.chunks)[0]
+
+
+def _chunks_of(cu_seqlens: torch.Tensor, device: torch.device) -> dict[str, Any]:
+    from fla.ops.utils import prepare_chunk_indices
+
+    borders = cu_seqlens.to(device)
+    indices = prepare_chunk_indices(borders, _CHUNK, cu_seqlens_cpu=cu_seqlens)
+    return dict(cu_seqlens=borders, chunk_indices=indices, chunk_size=_CHUNK)
 
 
 def _calls_of(runs: OwnRuns, device: torch.device) -> _Calls:
@@ -152,6 +170,8 @@ def _batched(inputs: Tensors) -> list[torch.Tensor]:
 class DeltaKernels(Delta):
     """Delta, with one decay for each head (GDN), or one for each channel of k (KDA)."""
 
+    part_rows = _PART
+
     def forward(self, inputs, runs):
         kind = _KdaForward if inputs[3].shape[-1] > 1 else _GdnForward
         return kind(self.scale, inputs, runs)
@@ -167,28 +187,23 @@ class _DeltaForward:
     """
 
     def summary(self):
-        heads, dim_v = self.u.shape[2:]
-        dim_k = self.keys.shape[-1]
-        shape = (len(self.runs.with_heirs), 1, heads, dim_k, dim_v + dim_k)
-        whole = self.u.new_zeros(shape, dtype=torch.float32)
-        whole.diagonal(dim_v, -2, -1).fill_(1)  # the state [0, I] becomes [B, A]
-        for i, run in enumerate(self.runs.with_heirs):
-            for rows in self.runs.pieces(run, _PIECE):
-                whole[i] = self._state_after(rows, whole[i])
-        whole = whole[:, 0]
-        return whole[..., dim_v:], whole[..., :dim_v]
-
-    def _state_after(self, rows: slice, state: torch.Tensor) -> torch.Tensor:
-        """The state after rows of a run, to whose first columns they add."""
         from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_fwd_h
 
-        added = torch.nn.functional.pad(self.u[:, rows], (0, self.keys.shape[-1]))
-        decay = {name: x[:, rows] for name, x in self.decay.items()}
-        _, _, state = chunk_gated_delta_rule_fwd_h(
-            self.keys[:, rows], self.w[:, rows], added, **decay, initial_state=state,
-            output_final_state=True, save_new_value=False, chunk_size=_CHUNK,
-        )  # fmt: skip
-        return state
+        heads, dim_v = self.u.shape[2:]
+        dim_k = self.keys.shape[-1]
+        shape = (len(self.runs.with_heirs), heads, dim_k, dim_v + dim_k)
+        whole, at = self.u.new_zeros(shape, dtype=torch.float32), 0
+        whole.diagonal(dim_v, -2, -1).fill_(1)  # the state [0, I] becomes [B, A]
+        for first, end in self.runs.spans(self.runs.with_heirs, _ROWS_OF_A_CALL):
+            rows, chunks = self.calls.of_span(first, end)
+            added = torch.nn.functional.pad(self.u[:, rows], (0, dim_k))
+            decay = {name: x[:, rows] for name, x in self.decay.items()}
+            own = slice(at, at := at + end - first)
+            _, _, whole[own] = chunk_gated_delta_rule_fwd_h(
+                self.keys[:, rows], self.w[:, rows], added, **decay, initial_state=whole[own],
+                output_final_state=True, save_new_value=False, **chunks,
+            )  # fmt: skip
+        return whole[..., dim_v:], whole[..., :dim_v]
 
 
 def _states_and_values(call, states):
@@ -258,28 +273,19 @@ class _DeltaBackward:
         self.dout = dout.unsqueeze(0).contiguous().to(queries.dtype)
 
     def of_starts(self):
-        heads, dim_v = self.dout.shape[2:]
-        shape = (len(self.runs.others), 1, heads, self.keys.shape[-1], dim_v)
-        found = self.dout.new_zeros(shape, dtype=torch.float32)
-        for i, run in enumerate(self.runs.others):
-            for rows in reversed(self.runs.pieces(run, _PIECE)):
-                found[i] = self._of_state_before(rows, found[i])
-        return found[:, 0]
-
-    def _of_state_before(self, rows: slice, of_end: torch.Tensor) -> torch.Tensor:
-        """The gradient of the state before rows of a run, by that of the state after them."""
         from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_bwd_dhu
 
+        heads, dim_v = self.dout.shape[2:]
+        shape = (len(self.runs.others), heads, self.keys.shape[-1], dim_v)
+        found, at = self.dout.new_zeros(shape, dtype=torch.float32), 0
         given = (self.queries, self.keys, self.w, self.dout, self.dvalues)
-        decay = {name: x[:, rows] for name, x in self.decay.items()}
-        _, found, _ = chunk_gated_delta_rule_bwd_dhu(
-            *(x[:, rows] for x in given),
-            **decay,
-            h0=of_end,
-            dht=of_end,
-            scale=self.scale,
-            chunk_size=_CHUNK,
-        )
+        for first, end in self.runs.spans(self.runs.others, _ROWS_OF_A_CALL):
+            rows, chunks = self.calls.of_span(first, end)
+            decay = {name: x[:, rows] for name, x in self.decay.items()}
+            own = slice(at, at := at + end - first)
+            _, found[own], _ = chunk_gated_delta_rule_bwd_dhu(
+                *(x[:, rows] for x in given), **decay, h0=found[own], scale=self.scale, **chunks
+            )
         return found
 
     def of_states(self, ends):

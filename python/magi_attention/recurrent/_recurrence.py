@@ -14,6 +14,7 @@ from magi_attention._native.vtable import CAST, SUM
 from magi_attention.common._arguments import check_kind
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.plan import BoundPlan
+from magi_attention.recurrent._parts import parts_of
 from magi_attention.recurrent._table import OwnRuns, RunTable, table_of
 
 Tensors = tuple[torch.Tensor, ...]
@@ -51,7 +52,12 @@ class Recurrence:
 
     A subclass gives `through` and `zero_state`, and either `scan` and `transfer` in operations that
     torch differentiates, or `forward` and `backward` with kernels of its own.
+
+    part_rows: longer runs that others start from come in parts of so many rows at most, each with a
+    summary; `through` then has to compose two A, too. None: never.
     """
+
+    part_rows: int | None = None
 
     def scan(self, inputs: Tensors, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """inputs [runs, rows, ...], float32 or wider, and the states [runs, ...] that they start
@@ -127,27 +133,32 @@ class _OverRuns(torch.autograd.Function):
     @staticmethod
     def forward(ctx, table: RunTable, recurrence: Recurrence, *inputs):
         ctx.table, ctx.recurrence = table, recurrence
-        factors = states = None
+        parts = parts_of(table.own_runs, recurrence.part_rows)
+        own = factors = states = None
         with torch.autocast(inputs[0].device.type, enabled=False):
-            call = recurrence.forward(inputs, table.own_runs)
+            call = recurrence.forward(inputs, parts.runs)
             if table.moves_states:
-                factors, offsets = _exchanged(table, *call.summary())
+                own, offsets_of_parts = call.summary()
+                whole = parts.whole(recurrence, own, offsets_of_parts)
+                factors, offsets = _exchanged(table, *whole)
                 starts = table.places_on(offsets.device).starts
                 states = _starts(table, recurrence, factors, offsets)[starts]
+                states = parts.starts(recurrence, own, offsets_of_parts, states)
             out = call.results(states)
-        ctx.save_for_backward(factors, states, *call.saved)
+        ctx.save_for_backward(own, factors, states, *call.saved)
         return out
 
     @staticmethod
     def backward(ctx, dout):
         refuse_second_derivative("a recurrent layer")
         table, recurrence = ctx.table, ctx.recurrence
-        factors, states, *saved = ctx.saved_tensors
+        parts = parts_of(table.own_runs, recurrence.part_rows)
+        own, factors, states, *saved = ctx.saved_tensors
         ends = None
         with torch.autocast(dout.device.type, enabled=False):
-            call = recurrence.backward(tuple(saved), table.own_runs, states, dout)
+            call = recurrence.backward(tuple(saved), parts.runs, states, dout)
             if table.moves_states:
-                ends = _ends(table, recurrence, factors, states, call)
+                ends = _ends(table, recurrence, (own, factors), states, call)
             return None, None, *call.of_inputs(ends)
 
 
@@ -181,24 +192,36 @@ def _starts(
 def _ends(
     table: RunTable,
     recurrence: Recurrence,
-    factors: torch.Tensor,
+    factors: Tensors,
     states: torch.Tensor,
     call: Backward,
 ) -> torch.Tensor:
-    """The gradient of the state at the end of each own run: what its heirs give back, on all ranks,
-    in the order of the ranks.
+    """The gradient of the state at the end of each own part: what its heirs give back, on all
+    ranks, in the order of the ranks. factors: A of own parts with heirs; A of own runs with heirs
+    and, after them, of others.
     """
-    given = states.new_zeros((factors.shape[0], *states.shape[1:]))
-    if table.own_runs.others:  # states are affine in the offsets, whose values do not matter
-        with torch.enable_grad():
-            offsets = given.requires_grad_()
-            starts = _starts(table, recurrence, factors, offsets)
-            starts = starts[table.places_on(starts.device).starts_of_others]
-        (given,) = torch.autograd.grad(starts, offsets, call.of_starts().to(starts.dtype))
-    heirs = table.own_runs.with_heirs_on(given.device)
-    own, others = given.split((len(heirs), len(given) - len(heirs)))
-    back = table.summaries.move(SUM, others.flatten(1), len(heirs))
-    return torch.zeros_like(states).index_copy_(0, heirs, own + back.view_as(own))
+    parts = parts_of(table.own_runs, recurrence.part_rows)
+    of_parts, of_runs = factors
+    heirs, places = len(table.own_runs.with_heirs), table.places_on(states.device)
+    with torch.enable_grad():  # states are affine in the offsets, whose values do not matter
+        given = states.new_zeros((len(of_parts) + len(of_runs) - heirs, *states.shape[1:]))
+        given = given.requires_grad_()
+        own, others = given.split((len(of_parts), len(of_runs) - heirs))
+        _, whole = parts.whole(recurrence, of_parts, own)
+        starts = _starts(table, recurrence, of_runs, torch.cat((whole, others)))[places.starts]
+        starts = parts.starts(recurrence, of_parts, own, starts)
+        starts = starts[parts.runs.others_on(starts.device)]
+    found = torch.zeros_like(given)
+    if parts.runs.others:
+        options = dict(retain_graph=True, materialize_grads=True)
+        of_starts = call.of_starts().to(starts.dtype)
+        (found,) = torch.autograd.grad(starts, given, of_starts, **options)
+    back = table.summaries.move(SUM, found[len(of_parts) :].flatten(1), heirs).view_as(whole)
+    if heirs:
+        (of_whole,) = torch.autograd.grad(whole, given, back, materialize_grads=True)
+        found = found + of_whole
+    at = parts.runs.with_heirs_on(states.device)
+    return torch.zeros_like(states).index_copy_(0, at, found[: len(of_parts)])
 
 
 def _batches(pieces, runs: list[int]):

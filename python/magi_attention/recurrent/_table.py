@@ -70,10 +70,20 @@ class OwnRuns:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def pieces(self, run: int, size: int) -> list[slice]:
-        """The rows of a run, in pieces of `size` rows at most."""
-        begin, end = self.cu_seqlens[run : run + 2].tolist()
-        return [slice(at, min(at + size, end)) for at in range(begin, end, size)]
+    def spans(self, runs: list[int], rows: int) -> list[tuple[int, int]]:
+        """Those runs as spans of such as follow each other: (first, the one after the last), each
+        of `rows` rows, more only where it is one run.
+        """
+        found: list[tuple[int, int]] = []
+        spent = 0
+        for run in runs:
+            spent += self.lengths[run]
+            if found and found[-1][1] == run and spent <= rows:
+                found[-1] = found[-1][0], run + 1
+            else:
+                found.append((run, run + 1))
+                spent = self.lengths[run]
+        return found
 
     def with_heirs_on(self, device: torch.device) -> torch.Tensor:
         return self._index_on(device, self.with_heirs)
