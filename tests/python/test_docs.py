@@ -194,3 +194,9 @@ def test_index_leads_to_every_page():
     pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
     of_api = {page for page in pages if page.startswith("api/") and page != "api/README.md"}
     assert pages - of_api - listed == {"index.md", "pictures/README.md"}
+
+
+def test_every_public_header_is_linked():
+    told = (ROOT / "docs/headers.md").read_text(encoding="utf-8")
+    headers = (ROOT / "include/magi").glob("*.h*")
+    assert not [path.name for path in headers if f"include/magi/{path.name})" not in told]

@@ -10,7 +10,8 @@ LAST = "Guides"
 APART = (
     "source/", "pictures/", "api/", "log/", "performance.md",
     "bounds.md", "calibration.md", "nodes.md", "record.md", "kernels/blocks.md", "kernels/calls.md",
-    "kernels/device_list.md", "kernels/listed.md", "kernels/schedules.md", "kernels/splits.md",
+    "kernels/device_list.md", "kernels/listed.md", "kernels/proofs.md", "kernels/schedules.md",
+    "kernels/splits.md",
 )  # fmt: skip
 
 
