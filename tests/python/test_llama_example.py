@@ -89,11 +89,11 @@ def test_arguments():
 
 @pytest.mark.parametrize(
     "ranks, options",
-    [(0, ["--models", "plain,transformers", "--ranks", "2"]), (2, ["--models", "plain", "--fsdp"])],
+    [(2, ["--models", "plain,transformers"]), (0, ["--models", "plain", "--fsdp", "--ranks", "2"])],
     ids=str,
 )
 def test_two_ranks(tmp_path, ranks, options):
-    """Processes of its own, and torchrun's."""
+    """torchrun's processes, and those that the program starts."""
     if "transformers" in options[1]:
         pytest.importorskip("transformers", minversion="5")
     options = [*options, "--steps", "2", "--cpu", "--out", str(tmp_path)]
