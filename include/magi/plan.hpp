@@ -43,6 +43,9 @@ const char* work_name(WorkMode work);
 /// Throws InvalidArgument listing the names.
 WorkMode work_from_name(std::string_view name);
 
+/// The bound of exchange memory where none is asked for: a twentieth of a GPU of 80 GiB.
+inline constexpr std::int64_t kDefaultExchangeBytes = std::int64_t{4} << 30;
+
 /// Everything a plan depends on besides the mask.
 struct PlanConfig {
   std::int32_t num_ranks = 1;
@@ -72,6 +75,10 @@ struct PlanConfig {
   /// Placements that search keep it; a plan that cannot is refused.
   std::optional<std::int32_t> max_runs = {};
   CostModel cost = {};
+  /// The most that PlanReport::rank_memory may be on any rank. Where a plan needs more, its stages
+  /// take turns in memory (Plan::stages_in_flight), and the fastest such plan stays. A mask that no
+  /// plan keeps it for is refused. Absent: kDefaultExchangeBytes, which refuses none; 0: no bound.
+  std::optional<std::int64_t> max_exchange_bytes = {};
   friend bool operator==(const PlanConfig&, const PlanConfig&) = default;
 };
 
@@ -201,8 +208,9 @@ struct PlanReport {
   std::vector<std::int64_t> rank_runs;
   /// Bytes of each rank's receive segments in a backward pass: received and copied rows as they
   /// travel, and their gradients (of queries also lse and delta), which are float32 unless shares
-  /// of heads make them whole. What a rank holds beyond its own rows' tensors, but for buffers of
-  /// transports and, with head shares, flat copies of those tensors.
+  /// of heads make them whole; of stages that take turns, those of all turns. What a rank holds
+  /// beyond its own rows' tensors, but for buffers of transports and, with head shares, flat copies
+  /// of those tensors.
   std::vector<std::int64_t> rank_memory;
   /// Bytes that a forward pass moves between ranks, [num_ranks * num_ranks], row = sender (by node,
   /// who hands a row on sends it).
@@ -232,6 +240,11 @@ struct Plan {
   /// own, a per-share row. All that follows counts per-share rows, and in them the kv heads of one
   /// share; see flat_plan.
   std::int32_t num_head_shares = 1;
+  /// 0: the rows of each stage and their gradients have memory of their own. Else there is memory
+  /// for so many stages: stage s takes that of stage s - stages_in_flight, once the rows there have
+  /// been read and their gradients have left. Then keys alone travel, and each exchange of them is
+  /// a stage.
+  std::int32_t stages_in_flight = 0;
   std::vector<Exchange> exchanges;  ///< of both passes, in the order in which they start
   std::vector<RankPlan> ranks;
   std::vector<Transfer> transfers;  ///< ordered by (space, dst, dst_segment, dst_row)

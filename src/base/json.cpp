@@ -37,6 +37,20 @@ Value integer_between(Integer& target, Integer low, Integer high) {
 }
 
 template <typename Integer>
+Value optional_between(std::optional<Integer>& target, Integer low, Integer high) {
+  Value value{.allowed = integer_between_text(low, high) + ", or null"};
+  value.take = [&target, low, high](const Scalar& seen) {
+    target.reset();
+    if (is_between(seen, low, high)) target = static_cast<Integer>(seen.integer);
+    return target.has_value() || seen.kind == Scalar::Kind::Null;
+  };
+  value.write_scalar = [&target](std::string& out) {
+    return target ? append(out, *target) : !(out += "null").empty();
+  };
+  return value;
+}
+
+template <typename Integer>
 Value integer_list(std::vector<Integer>& target, Integer low, Integer high) {
   Value value{.allowed = integer_between_text(low, high)};
   value.add_integer = [&target, low, high](std::int64_t element) {
@@ -121,16 +135,11 @@ Value unsigned64(std::uint64_t& target) {
 }
 
 Value optional_integer(std::optional<std::int32_t>& target, std::int32_t low, std::int32_t high) {
-  Value value{.allowed = integer_between_text(low, high) + ", or null"};
-  value.take = [&target, low, high](const Scalar& seen) {
-    target.reset();
-    if (is_between(seen, low, high)) target = static_cast<std::int32_t>(seen.integer);
-    return target.has_value() || seen.kind == Scalar::Kind::Null;
-  };
-  value.write_scalar = [&target](std::string& out) {
-    return target ? append(out, *target) : !(out += "null").empty();
-  };
-  return value;
+  return optional_between(target, low, high);
+}
+
+Value optional_integer64(std::optional<std::int64_t>& target) {
+  return optional_between<std::int64_t>(target, 0, kMaxInt64);
 }
 
 Value number(double& target) {

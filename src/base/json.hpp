@@ -75,7 +75,8 @@ Value integer(std::int32_t& target, std::int32_t low, std::int32_t high);
 Value integer64(std::int64_t& target);  ///< from 0 on
 Value unsigned64(std::uint64_t& target);
 Value optional_integer(std::optional<std::int32_t>& target, std::int32_t low, std::int32_t high);
-Value number(double& target);  ///< finite
+Value optional_integer64(std::optional<std::int64_t>& target);  ///< from 0 on
+Value number(double& target);                                   ///< finite
 Value boolean(bool& target);
 /// A string that `take` accepts.
 Value text(std::string allowed, std::function<bool(std::string_view)> take,

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.hpp"
 #include "base/log.hpp"
 #include "base/words.hpp"
 #include "plan/cost/even_step.hpp"
@@ -24,6 +25,7 @@
 #include "plan/tables/stages.hpp"
 #include "plan/value/config.hpp"
 #include "plan/value/hops.hpp"
+#include "plan/work/bounded.hpp"
 #include "plan/work/fastest.hpp"
 #include "plan/work/heads.hpp"
 #include "plan/work/queries.hpp"
@@ -40,9 +42,10 @@ bool is_sharing_placement(const Mask& mask, const PlanConfig& config) {
 using planner::PlanLoads;
 using planner::PlanWithLoads;
 
-/// Ranks and transfers for the degree asked for, or for the one that the cost model prefers.
-PlanLoads build_best(const planner::Needs& needs, const planner::Layout& layout_q,
-                     const planner::Layout& layout_k, Plan& plan) {
+/// Ranks and transfers for the degree asked for, or for the one that the cost model prefers. Each
+/// stage has memory of its own.
+PlanLoads build_unbounded(const planner::Needs& needs, const planner::Layout& layout_q,
+                          const planner::Layout& layout_k, Plan& plan) {
   const auto build_ranks = [&](std::int32_t degree) {
     const planner::StageShape shape = planner::shape_stages(plan.config, degree, needs.remote_rows);
     planner::build_ranks({needs, layout_q, layout_k, shape, plan.config}, plan);
@@ -72,6 +75,17 @@ PlanLoads build_best(const planner::Needs& needs, const planner::Layout& layout_
   for (Exchange& exchange : plan.exchanges) exchange.hop = hop;
   loads.count_areas(plan);
   return loads;
+}
+
+/// The same, of stages that take turns in memory where the bound asks for it.
+PlanLoads build_best(const planner::Needs& needs, const planner::Layout& layout_q,
+                     const planner::Layout& layout_k, Plan& plan) {
+  const auto build = [&](const planner::StageShape& shape) {
+    planner::build_ranks({needs, layout_q, layout_k, shape, plan.config}, plan);
+    planner::choose_hops(plan);
+  };
+  return planner::build_bounded(plan, build_unbounded(needs, layout_q, layout_k, plan), build,
+                                needs.remote_rows);
 }
 
 /// The way the work of a plan is shared out.
@@ -108,12 +122,29 @@ Placement place_of_keys(const Mask& mask, const PlanConfig& config, const Placem
   return planner::place_keys(mask, placement_q, config.placement_k.value_or(config.placement));
 }
 
+std::int64_t exchange_bytes(const Plan& plan) {
+  return *std::ranges::max_element(plan.report.rank_memory);
+}
+
 double step_seconds(const Plan& plan) {
   return plan.report.forward_seconds + plan.report.backward_seconds;
 }
 
+/// Bytes above the bound of exchange memory, which come first, and seconds of a step.
+std::pair<std::int64_t, double> rate(const Plan& plan) {
+  return {planner::bytes_above_bound(plan.config, exchange_bytes(plan)), step_seconds(plan)};
+}
+
 void keep_faster(PlanWithLoads other, std::optional<PlanWithLoads>& kept) {
-  if (!kept || step_seconds(other.plan) < step_seconds(kept->plan)) kept = std::move(other);
+  if (!kept || rate(other.plan) < rate(kept->plan)) kept = std::move(other);
+}
+
+/// Throws InvalidArgument where the fastest plan does not keep a bound that was asked for.
+void require_bound(const Plan& plan) {
+  if (!planner::is_above_bound(plan.config, exchange_bytes(plan))) return;
+  throw invalid(
+      "max_exchange_bytes", *plan.config.max_exchange_bytes,
+      "0 (no bound), or for this mask and config at least " + std::to_string(exchange_bytes(plan)));
 }
 
 /// Plans a mask in several ways; rows are placed once for all ways that place them alike.
@@ -247,14 +278,16 @@ std::vector<PlanConfig> other_choices(const Plan& keys) {
   return choices;
 }
 
-/// Plans keys alone. Where another choice could gain enough, keys are planned over rows placed for
-/// the step's time as well, if `may_place`, and the other choices; each without a long search.
+/// Plans keys alone. Where another choice could gain enough, or keys do not keep the bound of
+/// memory that was asked for, keys are planned over rows placed for the step's time as well, if
+/// `may_place`, and the other choices; each without a long search.
 template <typename MakePlan>
 PlanWithLoads make_chosen(const Mask& mask, PlanConfig config, bool may_place,
                           const MakePlan& make) {
   config.work = WorkMode::Keys;
   std::optional<PlanWithLoads> kept = make(config);
-  if (planner::possible_gain(kept->plan) == 0.0) return *std::move(kept);
+  const bool keeps_bound = !planner::is_above_bound(config, exchange_bytes(kept->plan));
+  if (keeps_bound && planner::possible_gain(kept->plan) == 0.0) return *std::move(kept);
   const double keys_seconds = step_seconds(kept->plan);
   const std::vector<PlanConfig> choices = other_choices(kept->plan);
   if (may_place) {
@@ -335,6 +368,7 @@ planner::PlanWithLoads planner::make_plan_with_loads(const Mask& mask, const Pla
 
 Plan make_plan(const Mask& mask, const PlanConfig& config) {
   Plan plan = planner::make_plan_with_loads(mask, config).plan;
+  require_bound(plan);
   log_plan(plan);
   return plan;
 }
@@ -347,6 +381,7 @@ Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& p
   Plan plan =
       (config.work == WorkMode::Chosen ? make_chosen(mask, config, false, make) : make(config))
           .plan;
+  require_bound(plan);
   log_plan(plan);
   return plan;
 }

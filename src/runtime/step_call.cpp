@@ -118,9 +118,8 @@ void StepCall::prepare_pass() {
   for (const Step& step : list_) {
     if (step.kind != StepKind::Exchange) continue;
     const Exchange& exchange = exchange_of(step);
-    const bool is_back = is_returning(exchange.role);
     const comm::RowTable& table = table_of(exchange);
-    if (is_back) {
+    if (is_returning(exchange.role)) {
       // Results of moved queries go to the caller's tensors, which are not the exchanger's.
       memory.exchanger().prepare(
           table, {.kind = kind_of(exchange.role), .is_in_place = false},
@@ -130,9 +129,7 @@ void StepCall::prepare_pass() {
     const std::int64_t most_rows = memory.peers()->most_rows(table, kind_of(exchange.role));
     for (const TensorView& tensor : tensors(exchange.role, -1, exchange.heads)) {
       if (!is_given(tensor)) continue;
-      const DType type = is_back && !is_whole(exchange.role)
-                             ? partial_type(exchange.role, accumulator_type(tensor.dtype))
-                             : tensor.dtype;
+      const DType type = segment_type(exchange.role, tensor.dtype, true);
       most_bytes +=
           align_up(most_rows * row_elements(tensor) * static_cast<std::int64_t>(dtype_bytes(type)),
                    kAlignment);
@@ -209,7 +206,8 @@ void StepCall::exchange(const Step& step) {
     const std::int32_t filling =
         steps.filling_exchange(space_of(exchange.role), exchange.segment, exchange.heads);
     const TensorGroup from = tensors(exchange.role, filling, exchange.heads);
-    start(step, is_whole(exchange.role) ? from : rounded(exchange.role, from), own);
+    const Exchange& rows = steps.plan.exchanges[static_cast<std::size_t>(filling)];
+    start(step, is_whole(exchange.role) ? from : rounded(exchange.role, rows, from), own);
     return;
   }
   lend_segment(exchange.role, step.index);
@@ -252,8 +250,10 @@ void StepCall::lend_segment(Role role, std::int32_t exchange) {
   const TensorGroup own = tensors(role, -1, filling.heads);
   TensorGroup& segment = groups[segment_of(exchange)];
   const bool is_back = is_returning(role);
+  begin_turn(role, filling);
   segment = lend_like(own, rows.num_rows, is_back && !is_whole(role),
                       role == filling.role ? &rows.filling : nullptr);
+  memory.end_turn();
   // Own rows have their sum where their first part is.
   if (is_back && !rows.own.empty()) groups.front() = slice_all(segment, 0, rows.own);
 }
@@ -268,10 +268,40 @@ DType StepCall::partial_type(Role role, DType sum) const {
   return own(Role::KeysValues).front().dtype;
 }
 
-TensorGroup StepCall::rounded(Role role, TensorGroup sums) {
+DType StepCall::segment_type(Role role, DType own, bool is_rounded) const {
+  if (!is_returning(role) || is_whole(role)) return own;
+  const DType sum = accumulator_type(own);
+  return is_rounded ? partial_type(role, sum) : sum;
+}
+
+void StepCall::begin_turn(Role role, const Exchange& filling, bool is_rounded) {
+  const std::int32_t num_turns = steps.plan.stages_in_flight;
+  if (num_turns == 0) return;
+  const std::int32_t turn = filling.stage % num_turns;
+  const std::int32_t place = (static_cast<std::int32_t>(role) * num_turns + turn) * 2 + is_rounded;
+  memory.begin_turn(static_cast<std::size_t>(place), [&] {
+    std::int64_t most = 0;
+    for (const Exchange& exchange : steps.plan.exchanges) {
+      if (is_returning(exchange.role) || exchange.stage % num_turns != turn) continue;
+      std::int64_t bytes = 0;
+      for (const TensorView& tensor : tensors(role, -1, exchange.heads)) {
+        const DType type = segment_type(role, tensor.dtype, is_rounded);
+        const std::int64_t size = steps.rows_of(exchange).num_rows * row_elements(tensor) *
+                                  static_cast<std::int64_t>(dtype_bytes(type));
+        bytes += align_up(std::max<std::int64_t>(size, 1), kAlignment);  // none has a place too
+      }
+      most = std::max(most, bytes);
+    }
+    return static_cast<std::size_t>(most);
+  });
+}
+
+TensorGroup StepCall::rounded(Role role, const Exchange& filling, TensorGroup sums) {
   const TensorGroup partials = as_partials(role, sums);
   if (std::ranges::equal(partials, sums, {}, &TensorView::dtype, &TensorView::dtype)) return sums;
+  begin_turn(role, filling, true);
   TensorGroup result = lend_like(partials, partials.front().shape[0], false);
+  memory.end_turn();
   for (std::size_t i = 0; i < sums.size(); ++i) store(sums[i], result[i]);
   return result;
 }

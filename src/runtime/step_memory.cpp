@@ -2,13 +2,15 @@
 #include "runtime/step_memory.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/math.hpp"
 #include "runtime/tensors/check_device.hpp"
 
 namespace magi {
-
 namespace {
+
+constexpr std::size_t kAlignment = 256;  ///< of what is lent
 
 /// The device of a call's tensors.
 std::int32_t checked(std::int32_t device, const AttentionOptions& options) {
@@ -18,6 +20,8 @@ std::int32_t checked(std::int32_t device, const AttentionOptions& options) {
   return device;
 }
 
+bool is_taking_turns(const RankSteps& steps) { return steps.plan.stages_in_flight > 0; }
+
 }  // namespace
 
 StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
@@ -26,13 +30,15 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
       lender_{.allocate = [this](std::size_t size_bytes, std::int32_t,
                                  void*) { return lend_bytes(size_bytes); },
               .release = [](void*, std::size_t, std::int32_t, void*) {}},
+      // Buffers of stages that take turns go back when their rows have been taken, not at the end
+      // of the call; and they are no passes, in whose areas each move has a place of its own.
       exchanger_(comm::make_row_exchanger(
-          communicator, device, lender_,
+          communicator, device, is_taking_turns(steps) ? options.allocator : lender_,
           {.has_ways_by_node = std::ranges::any_of(
                steps.plan.exchanges, [](const Exchange& exchange) { return exchange.hop != 0; }),
-           .has_passes = true,
+           .has_passes = !is_taking_turns(steps),
            .beside_sms = steps.has_work_beside_exchange() ? options.exchange_sms : 0})),
-      peers_(comm::as_peer_exchanger(*exchanger_)),
+      peers_(is_taking_turns(steps) ? nullptr : comm::as_peer_exchanger(*exchanger_)),
       attends_(steps, options, device, peers_),
       row_memory_(comm::make_row_memory(device, options.allocator)),
       are_partials_rounded_(options.are_partials_rounded) {
@@ -51,6 +57,8 @@ void StepMemory::begin(Pass pass, void* stream) {
   if (peers_ == nullptr) row_memory_->begin_call(stream);  // passes follow each other by themselves
   stream_ = stream;
   used_bytes_ = lent_bytes_ = 0;
+  turns_.clear();
+  turn_ = nullptr;
   // A piece that the other pass left is replaced where it is too small for this one.
   if (!pieces_.empty() && pieces_.front().size_bytes < largest_bytes_[pass_]) pieces_.clear();
 }
@@ -75,10 +83,16 @@ TensorView StepMemory::lend(DType dtype, std::initializer_list<std::int64_t> sha
   return tensor;
 }
 
+void StepMemory::begin_turn(std::size_t turn, const std::function<std::size_t()>& size_bytes) {
+  if (turns_.size() <= turn) turns_.resize(turn + 1);
+  if (turns_[turn] == nullptr) turns_[turn] = lend_bytes(size_bytes());
+  turn_ = turns_[turn];
+}
+
 std::byte* StepMemory::lend_bytes(std::size_t size_bytes) {
-  constexpr std::size_t kAlignment = 256;
   // Never null, so that a tensor of no rows still counts as given.
   const std::size_t size = align_up(std::max<std::size_t>(size_bytes, 1), kAlignment);
+  if (turn_ != nullptr) return std::exchange(turn_, turn_ + size);
   if (pieces_.empty() || used_bytes_ + size > pieces_.back().size_bytes) {
     const std::size_t piece = std::max(size, pieces_.empty() ? largest_bytes_[pass_] : 0);
     pieces_.push_back({row_memory_->allocate(static_cast<std::int64_t>(piece), stream_), piece});

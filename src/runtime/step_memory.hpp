@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <vector>
@@ -35,6 +36,11 @@ class StepMemory {
   /// `casts`: of rows that casts of this table bring, which lie where peers write them, if they do.
   TensorView lend(DType dtype, std::initializer_list<std::int64_t> shape,
                   const comm::RowTable* casts = nullptr);
+
+  /// Lets what is lent up to `end_turn` lie in memory that stages take in turn: from the start of
+  /// place `turn`, which holds `size_bytes()` from its first use in a call on.
+  void begin_turn(std::size_t turn, const std::function<std::size_t()>& size_bytes);
+  void end_turn() { turn_ = nullptr; }
 
   comm::RowExchanger& exchanger() { return *exchanger_; }
   /// The exchanger of ranks that write each other's memory; null where they do not.
@@ -67,8 +73,10 @@ class StepMemory {
   void* stream_ = nullptr;
   /// One as large as the pass's largest call before, and more where that is not enough.
   std::vector<Piece> pieces_;
-  std::size_t used_bytes_ = 0;  ///< of the last piece
-  std::size_t lent_bytes_ = 0;  ///< since begin
+  std::size_t used_bytes_ = 0;     ///< of the last piece
+  std::vector<std::byte*> turns_;  ///< memory of this call, by turn; null: not lent yet
+  std::byte* turn_ = nullptr;      ///< what is lent next, in a turn
+  std::size_t lent_bytes_ = 0;     ///< since begin
   std::size_t pass_ = 0;
   std::array<std::size_t, 2> largest_bytes_{};  ///< by pass
 };

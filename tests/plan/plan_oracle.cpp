@@ -144,6 +144,7 @@ class Oracle {
       for (const Transfer& t : plan_.transfers) {
         if (t.space != space) continue;
         require(t.num_rows >= 1 && t.dst_segment >= 1, "an empty transfer");
+        require(t.src != t.dst || plan_.stages_in_flight == 0, "copies in turns");
         for (std::int32_t i = 0; i < t.num_rows; ++i) {
           Held& held = ranks.at(at(t.dst)).at(at(t.dst_segment)).at(at(t.dst_row + i));
           held.row = shards.at(at(t.src)).at(at(t.src_row + i));
@@ -272,10 +273,16 @@ class Oracle {
 
   /// Each head of each filled segment moves once for each role, and stages count up.
   void judge_exchanges() const {
+    require(plan_.stages_in_flight >= 0, "turns");
+    std::set<std::int32_t> stages;  // that take turns in memory, each one exchange of keys
     std::int32_t last_stage = 0;
     std::map<std::pair<int, std::int32_t>, std::vector<int>> moved;
     for (const Exchange& exchange : plan_.exchanges) {
       judge_hop(exchange);
+      if (plan_.stages_in_flight > 0) {
+        require(space_moved(exchange.role) == Space::Keys, "queries in turns");
+        require(goes_back(exchange.role) || stages.insert(exchange.stage).second, "stage of two");
+      }
       const int role = static_cast<int>(exchange.role);
       require(role >= 0 && role < kNumRoles, "role");
       const Space space = space_moved(exchange.role);
@@ -344,6 +351,7 @@ class Oracle {
     std::set<std::pair<std::int32_t, std::int32_t>> written;
     for (std::size_t i = 0; i < steps.size(); ++i) {
       const Step& step = steps[i];
+      judge_memory(rank, steps, i);
       if (step.kind == StepKind::Exchange) {
         judge_return(rank, steps, i);
         continue;
@@ -371,15 +379,12 @@ class Oracle {
   /// One of the awaited exchanges brings the rows for this head.
   void judge_source(const std::vector<Step>& steps, const Step& step, Space space,
                     std::int32_t segment, std::int32_t head) const {
-    bool is_awaited = false;
-    for (const std::int32_t before : step.after) {
-      if (before < 0 || steps.at(at(before)).kind != StepKind::Exchange) continue;
-      const Exchange& exchange = plan_.exchanges.at(at(steps[at(before)].index));
-      is_awaited =
-          is_awaited || (!goes_back(exchange.role) && space_moved(exchange.role) == space &&
-                         exchange.segment == segment && head >= exchange.heads.begin &&
-                         head < exchange.heads.end);
-    }
+    const bool is_awaited = std::ranges::any_of(step.after, [&](std::int32_t before) {
+      if (before < 0 || steps.at(at(before)).kind != StepKind::Exchange) return false;
+      const Exchange& e = plan_.exchanges.at(at(steps[at(before)].index));
+      return !goes_back(e.role) && space_moved(e.role) == space && e.segment == segment &&
+             head >= e.heads.begin && head < e.heads.end;
+    });
     require(is_awaited, "rows that may not be there");
   }
 
@@ -392,10 +397,8 @@ class Oracle {
       const Attend& attend = rank.attends.at(at(steps[j].index));
       const std::int32_t segment =
           space_moved(exchange.role) == Space::Keys ? attend.k_segment : attend.q_segment;
-      bool is_used = false;
-      for (std::int32_t h = attend.heads.begin; h < attend.heads.end; ++h) {
-        is_used = is_used || (h >= exchange.heads.begin && h < exchange.heads.end);
-      }
+      const bool is_used = std::max(attend.heads.begin, exchange.heads.begin) <
+                           std::min(attend.heads.end, exchange.heads.end);
       if (!is_used || (segment != 0 && segment != exchange.segment)) continue;
       const bool is_awaited = std::ranges::any_of(steps[i].after, [&](std::int32_t before) {
         return before >= static_cast<std::int32_t>(j) &&
@@ -403,6 +406,38 @@ class Oracle {
       });
       require(is_awaited, "sums that may not be whole");
     }
+  }
+
+  /// The exchange that brings a step's keys, or which the step is; null: own keys.
+  const Exchange* keys_of(const RankPlan& rank, const Step& step) const {
+    if (step.kind == StepKind::Exchange) return &plan_.exchanges.at(at(step.index));
+    const Attend& attend = rank.attends.at(at(step.index));
+    const auto found = std::ranges::find_if(plan_.exchanges, [&](const Exchange& e) {
+      return e.role == Role::KeysValues && e.segment == attend.k_segment &&
+             e.heads.begin <= attend.heads.begin && attend.heads.end <= e.heads.end;
+    });
+    return found == plan_.exchanges.end() ? nullptr : &*found;
+  }
+
+  /// Where stages take turns in memory, a step that writes there has waited for the exchange of
+  /// what was there, or for the last attention call that reads it or one behind that.
+  void judge_memory(const RankPlan& rank, const std::vector<Step>& steps, std::size_t i) const {
+    const Exchange* writer = keys_of(rank, steps[i]);
+    if (plan_.stages_in_flight == 0 || writer == nullptr) return;
+    const bool fills = steps[i].kind == StepKind::Exchange && writer->role == Role::KeysValues;
+    std::int32_t last_read = -1, moved = -1;
+    for (std::size_t j = 0; j < steps.size(); ++j) {
+      const Exchange* other = keys_of(rank, steps[j]);
+      if (other == nullptr || other->stage + plan_.stages_in_flight != writer->stage) continue;
+      const bool is_attend = steps[j].kind == StepKind::Attend;
+      const bool is_there = is_attend ? fills : fills == (other->role == Role::KeysValues);
+      if (is_there) (is_attend ? last_read : moved) = static_cast<std::int32_t>(j);
+    }
+    const bool is_awaited = std::ranges::any_of(steps[i].after, [&](std::int32_t step) {
+      if (last_read < 0) return step == moved;
+      return step >= last_read && steps.at(at(step)).kind == StepKind::Attend;
+    });
+    require((last_read < 0 && moved < 0) || is_awaited, "memory that another stage uses");
   }
 
   const Plan& plan_;
@@ -523,6 +558,9 @@ void judge_figures(const Plan& plan) {
   require(predicted.lower_bound_bytes == report.lower_bound_bytes &&
               predicted.rank_memory == report.rank_memory,
           "a bound of other limits, or memory");
+  const auto bound = plan.config.max_exchange_bytes.value_or(0);
+  const auto bytes = *std::ranges::max_element(report.rank_memory);
+  require(bound == 0 || bytes <= bound, "more memory than asked for");
   require(plan.digest == plan_digest(plan), "digest");
 }
 

@@ -34,6 +34,26 @@ class AttentionOverRanks : public Runner::Fixture {
     expect_sound(*plan);
     return plan;
   }
+  /// A sound plan whose stages take turns in memory; null where one stage brings all keys.
+  static std::shared_ptr<const Plan> plan_in_turns(const AttentionCase& test,
+                                                   std::int32_t num_ranks, StageMode mode) {
+    PlanConfig config = plan_config(test, num_ranks);
+    config.stage_mode = mode;
+    config.overlap_degree.reset();
+    config.cost.memory_bytes_per_second = 1e6;  // merges seldom, so by heads where it may
+    config.min_stage_rows = 1;
+    config.placement.chunk_size = 8;
+    config.max_exchange_bytes = 0;
+    const Plan plan = make_plan(test.mask, config);
+    const std::int64_t bytes = *std::ranges::max_element(plan.report.rank_memory);
+    if (bytes == 0) return nullptr;
+    // Two of four heads at a time, or with parts of rows too a fourth of all.
+    config.max_exchange_bytes = mode == StageMode::Auto ? bytes / 4 : bytes / 2;
+    auto bounded = shared_plan(test.mask, config);
+    EXPECT_EQ(bounded->stages_in_flight, 2);
+    expect_sound(*bounded);
+    return bounded;
+  }
 };
 constexpr WorkMode kWorkModes[] = {WorkMode::Keys, WorkMode::Queries, WorkMode::Heads};
 
@@ -112,6 +132,23 @@ TYPED_TEST_P(AttentionOverRanks, SharedHeadsEqualDenseAttention) {
       }
     }
   }
+}
+
+TYPED_TEST_P(AttentionOverRanks, StagesThatTakeTurnsInMemoryEqualDenseAttention) {
+  int num_of_both = 0;  // by rows and heads
+  for (const auto& [name, mask] : masks_of_all_kinds(TypeParam::kRows)) {
+    const AttentionCase test = with_all_options(this->make(mask, 8, 4, 1), SinkLayout::SinkHead);
+    for (const StageMode mode : {StageMode::Heads, StageMode::Rows, StageMode::Auto}) {
+      SCOPED_TRACE(name + ", mode " + std::to_string(static_cast<int>(mode)));
+      const auto plan = this->plan_in_turns(test, 4, mode);
+      if (plan == nullptr) continue;
+      const bool has_sections = plan->exchanges[0].heads.size() < 4;
+      num_of_both += has_sections && plan->ranks[0].k.segments.size() > 2 ? 1 : 0;
+      TypeParam::expect_close(test, plan);
+      TypeParam::expect_repeats(test, plan);
+    }
+  }
+  EXPECT_GT(num_of_both, 2);
 }
 
 TYPED_TEST_P(AttentionOverRanks, RepeatsBitForBit) {
@@ -212,8 +249,8 @@ REGISTER_TYPED_TEST_SUITE_P(AttentionOverRanks, EqualsDenseAttentionForEveryGrou
                             EqualsDenseAttentionInEveryTypeWithSinkCapAndStrides,
                             EqualsDenseAttentionOnUnevenAndTolerantPlacements,
                             MovedQueriesEqualDenseAttention, SharedHeadsEqualDenseAttention,
-                            RepeatsBitForBit, RanksWithoutRowsTakePart,
-                            CrossAttentionPlacesQueriesAndKeysApart,
+                            StagesThatTakeTurnsInMemoryEqualDenseAttention, RepeatsBitForBit,
+                            RanksWithoutRowsTakePart, CrossAttentionPlacesQueriesAndKeysApart,
                             EqualsDenseAttentionOnRandomCases, MovesTheBytesThatThePlanReports);
 
 }  // namespace magi::testing

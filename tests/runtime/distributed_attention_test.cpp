@@ -46,6 +46,27 @@ TEST(DistributedAttention, StagesByHeadsChangeNoBit) {
   }
 }
 
+TEST(DistributedAttention, StagesThatTakeTurnsChangeNoBitAndTakeLessMemory) {
+  AttentionCase test = make_case(masks_of_all_kinds(1200)[1].mask, DType::BFloat16, {8, 8}, 9);
+  PlanConfig config = plan_config(test, 4);
+  config.stage_mode = StageMode::Heads;
+  config.overlap_degree = 8;
+  const auto all = shared_plan(test.mask, config);
+  const std::int64_t bytes = *std::ranges::max_element(all->report.rank_memory);
+  config.max_exchange_bytes = bytes / 4;
+  const auto in_turns = shared_plan(test.mask, config);
+  EXPECT_EQ(*std::ranges::max_element(in_turns->report.rank_memory), bytes / 4);
+  const PipelineRun once = run_pipeline(test, all), run = run_pipeline(test, in_turns);
+  EXPECT_TRUE(run == once);
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    const std::int64_t less = all->report.rank_memory[rank] - in_turns->report.rank_memory[rank];
+    // Places of tensors begin at multiples of 256 bytes.
+    EXPECT_NEAR(static_cast<double>(once.workspace_bytes[rank] - run.workspace_bytes[rank]),
+                static_cast<double>(less), 16 * 256.0)
+        << rank;
+  }
+}
+
 TEST(DistributedAttention, OneRankNeedsNoCommunication) {
   const AttentionCase test = make_case(masks_of_all_kinds(200)[1].mask, DType::Float32, {4, 2}, 12);
   for (const std::int32_t degree : {0, 1, 4}) {

@@ -50,6 +50,18 @@ TEST(RankSteps, AttendsKnowWhetherRowsAreUnderWayBesideThem) {
   }
 }
 
+TEST(RankSteps, ShortExchangesOfStagesThatTakeTurnsRunBetweenAttends) {
+  PlanConfig config = causal_plan(WorkMode::Keys, 4).config;
+  config.max_exchange_bytes = 256 * 8 * 256 * 6 / 2;
+  const Mask mask{256, 256, {band_slice({0, 256}, {0, 256}, MaskType::Causal)}};
+  for (const double bytes_per_second : {1e6, 1e18}) {
+    config.cost.bytes_per_second = bytes_per_second;
+    const Plan plan = make_plan(mask, config);
+    ASSERT_EQ(plan.stages_in_flight, 2);
+    EXPECT_EQ(beside(RankSteps(plan, 1)), bytes_per_second < 1e9 ? "BBBBb" : "-----");
+  }
+}
+
 TEST(RankSteps, OneAttendThatWaitsForKeysOfOthersIsAnArrival) {
   for (std::int32_t rank = 0; rank < kRanks; ++rank) {
     const Plan plan = causal_plan(WorkMode::Keys, 0);

@@ -26,11 +26,20 @@ std::shared_ptr<const Plan> transport_plan(const AttentionCase& test) {
   return shared_plan(test.mask, config);
 }
 
-/// Eight ranks in two nodes, whose rows go by node.
-std::shared_ptr<const Plan> node_plan(const AttentionCase& test) {
-  PlanConfig config = plan_config(test, 8);
-  config.devices_per_node = 4;
-  return shared_plan(test.mask, config);
+/// Eight ranks in two nodes, whose rows go by node; or ranks whose stages take turns in memory.
+std::shared_ptr<const Plan> node_plan(const AttentionCase& test, std::int32_t num_ranks = 8,
+                                      std::optional<std::int32_t> num_stages = {}) {
+  PlanConfig config = plan_config(test, num_ranks);
+  config.devices_per_node = num_ranks / 2;
+  if (num_stages) {
+    config.overlap_degree = num_stages;
+    config.stage_mode = StageMode::Rows;
+    config.min_stage_rows = 1;
+    config.max_exchange_bytes = 13'000;
+  }
+  auto plan = shared_plan(test.mask, config);
+  EXPECT_EQ(plan->stages_in_flight, num_stages ? 2 : 0);
+  return plan;
 }
 
 /// Four ranks in two groups, whose ranks share out the heads.
@@ -123,6 +132,7 @@ TEST(Transports, ProcessesGiveTheBitsOfThreads) {
   const std::pair<const AttentionCase&, std::shared_ptr<const Plan>> calls[] = {
       {test, transport_plan(test)},
       {test, node_plan(test)},
+      {test, node_plan(test, 8, 5)},
       {test, heads_plan(test)},
       {moving, moving_plan(moving)}};
   std::vector<PipelineRun> apart;
@@ -143,14 +153,17 @@ TEST(Transports, ProcessesGiveTheBitsOfThreads) {
 
 TEST(Transports, ATableOfFunctionsGivesTheBitsOfThreads) {
   const AttentionCase test = transport_case();
-  const auto tables = make_mailbox_group(3);
-  PipelineRun runs[3];
-  run_ranks(3, [&](Communicator& communicator) {
-    const auto rank = static_cast<std::size_t>(communicator.rank());
-    runs[rank] = run_apart(test, transport_plan(test), *tables[rank]);
-  });
-  const PipelineRun threads = run_pipeline(test, transport_plan(test));
-  for (const PipelineRun& run : runs) EXPECT_TRUE(run == threads);
+  for (const auto& plan : {transport_plan(test), node_plan(test, 3, 4)}) {
+    const auto tables = make_mailbox_group(3);
+    PipelineRun runs[3];
+    run_ranks(3, [&](Communicator& communicator) {
+      const auto rank = static_cast<std::size_t>(communicator.rank());
+      runs[rank] = run_apart(test, plan, *tables[rank]);
+    });
+    const PipelineRun threads = run_pipeline(test, plan);
+    for (const PipelineRun& run : runs) EXPECT_TRUE(run == threads);
+    expect_forward_close(test, threads.forward);
+  }
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "plan/check/steps.hpp"
 #include "plan/check/structure.hpp"
 #include "plan/cost/report.hpp"
+#include "plan/value/config.hpp"
 #include "plan/value/runs.hpp"
 
 namespace magi {
@@ -79,6 +80,11 @@ void check_figures(const Plan& plan, Problems& problems) {
   }
   check.of_ranks(&PlanReport::rank_memory, "bytes of memory");
   check.of_ranks(&PlanReport::pair_bytes, "bytes sent to another", plan.ranks.size());
+  const std::int64_t bytes = *std::ranges::max_element(plan.report.rank_memory);
+  if (planner::is_above_bound(plan.config, bytes)) {
+    problems.add("a rank needs ", bytes, " bytes of memory, the config allows ",
+                 *plan.config.max_exchange_bytes);
+  }
   check.of_all(&PlanReport::total_bytes, "bytes");
   check.of_all(&PlanReport::lower_bound_bytes, "bytes as the lower bound");
   check.of_all(&PlanReport::ring_bytes, "bytes of a ring");

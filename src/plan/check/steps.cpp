@@ -43,6 +43,28 @@ void check_stages(const Plan& plan, Problems& problems) {
   }
 }
 
+/// Checks what stages that take turns in memory are: each one exchange, of keys that others own, as
+/// gradients of own ones lie elsewhere.
+void check_turns(const Plan& plan, Problems& problems) {
+  if (plan.stages_in_flight == 0) return;
+  std::int32_t last = -1;
+  for (const Exchange& exchange : plan.exchanges) {
+    if (space_of(exchange.role) != Space::Keys) {
+      problems.add("queries travel where stages take turns in memory");
+      return;
+    }
+    if (is_returning(exchange.role)) continue;
+    if (exchange.stage == last) {
+      problems.add("two exchanges of keys are stage ", last, ", which has memory for one");
+    }
+    last = exchange.stage;
+  }
+  const auto is_copy = [](const Transfer& t) { return t.src == t.dst; };
+  if (std::ranges::any_of(plan.transfers, is_copy)) {
+    problems.add("own keys are copied where stages take turns in memory");
+  }
+}
+
 /// The steps of one pass of one rank, and the rules that hold between them.
 class PassCheck {
  public:
@@ -63,8 +85,12 @@ class PassCheck {
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       if (steps_[i].kind == StepKind::Exchange) {
         check_exchange(i);
+        check_turn(i, exchange_of(steps_[i]));
       } else {
         check_sources(i);
+        if (const Exchange* keys = source_of(attend_of(steps_[i]))) {
+          check_gradients(i, {.role = Role::KeyGradients, .stage = keys->stage});
+        }
         check_merging(i, is_written[static_cast<std::size_t>(attend_of(steps_[i]).q_segment)]);
       }
     }
@@ -165,6 +191,59 @@ class PassCheck {
     }
   }
 
+  /// The exchange that brings the keys of an attention call, in a plan of stages that take turns;
+  /// null: they are the rank's own.
+  const Exchange* source_of(const Attend& attend) const {
+    const auto found = std::ranges::find_if(plan_.exchanges, [&](const Exchange& exchange) {
+      return exchange.role == Role::KeysValues && exchange.segment == attend.k_segment &&
+             is_containing(exchange.heads, attend.heads);
+    });
+    return found == plan_.exchanges.end() ? nullptr : &*found;
+  }
+
+  /// The step of the exchange whose memory an exchange takes; -1: there is none.
+  std::int32_t previous_turn(const Exchange& exchange) const {
+    for (std::size_t j = 0; j < steps_.size() && plan_.stages_in_flight > 0; ++j) {
+      if (steps_[j].kind != StepKind::Exchange) continue;
+      const Exchange& other = exchange_of(steps_[j]);
+      if (other.role == exchange.role && other.stage == exchange.stage - plan_.stages_in_flight) {
+        return static_cast<std::int32_t>(j);
+      }
+    }
+    return -1;
+  }
+  bool awaits(std::size_t i, std::int32_t step) const {
+    return std::ranges::find(steps_[i].after, step) != steps_[i].after.end();
+  }
+
+  /// Partial gradients are written once those before them have returned.
+  void check_gradients(std::size_t i, const Exchange& exchange) {
+    const std::int32_t previous = previous_turn(exchange);
+    if (previous < 0 || awaits(i, previous)) return;
+    add_at(i, "does not wait for step ", previous, ", whose partial gradients it overwrites");
+  }
+
+  /// Keys come once those before them have been read, or where nothing reads them have come.
+  void check_turn(std::size_t i, const Exchange& exchange) {
+    if (is_returning(exchange.role)) return check_gradients(i, exchange);
+    const std::int32_t previous = previous_turn(exchange);
+    if (previous < 0) return;
+    const Exchange& before = exchange_of(steps_[static_cast<std::size_t>(previous)]);
+    std::int32_t last_read = -1;
+    for (std::size_t j = 0; j < steps_.size(); ++j) {
+      if (steps_[j].kind != StepKind::Attend) continue;
+      const Exchange* keys = source_of(attend_of(steps_[j]));
+      if (keys != nullptr && *keys == before) last_read = static_cast<std::int32_t>(j);
+    }
+    const bool is_behind = std::ranges::any_of(steps_[i].after, [&](std::int32_t step) {
+      return step >= last_read && step >= 0 &&
+             steps_[static_cast<std::size_t>(step)].kind == StepKind::Attend;
+    });
+    if (last_read < 0 ? awaits(i, previous) : is_behind) return;
+    add_at(i, "does not wait for step ", last_read < 0 ? previous : last_read,
+           ", whose keys it overwrites");
+  }
+
   void check_merging(std::size_t i, std::vector<bool>& is_written) {
     const Attend& attend = attend_of(steps_[i]);
     for (std::int32_t head = attend.heads.begin; head < attend.heads.end; ++head) {
@@ -219,6 +298,7 @@ void check_exchange_heads(const Plan& plan, Problems& problems) {
     }
   }
   check_stages(plan, problems);
+  check_turns(plan, problems);
 }
 
 void check_attend_slices(const Plan& plan, std::size_t rank, Problems& problems) {

@@ -283,6 +283,10 @@ std::vector<std::string> check_structure(const Plan& plan) {
     problems.add("the plan has ", plan.ranks.size(), " ranks, its config ", num_ranks);
   }
   check_report(plan, problems);
+  if (plan.stages_in_flight < 0 || plan.stages_in_flight > kMaxDegree) {
+    problems.add("the plan has memory for ", plan.stages_in_flight, " stages; 0, for all, to ",
+                 kMaxDegree, " are the only ones");
+  }
   if (!problems.empty()) return problems.take();
   try {
     validate_shares(plan);

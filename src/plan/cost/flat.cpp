@@ -102,6 +102,7 @@ Plan flat_plan(const Plan& plan) {
   planner::validate_shares(plan);
   if (plan.num_head_shares == 1) return plan;
   Plan flat = planner::flat_shell(plan);
+  flat.stages_in_flight = plan.stages_in_flight;
   flat.exchanges = plan.exchanges;
   flat.ranks = plan.ranks;
   flat.transfers = plan.transfers;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "base/math.hpp"
 #include "plan/cost/bound.hpp"
@@ -117,28 +118,35 @@ void count_bytes(const Plan& plan, const PlanLoads& loads, PlanReport& report) {
 /// Bytes of a rank's receive segments in the backward.
 std::int64_t memory_of(const Plan& plan, const WholeReturns& whole, const RankPlan& rank) {
   const PlanConfig& config = plan.config;
-  const Range heads{0, heads_per_share(plan)};
-  const auto elements = [&](Role role) {
-    return bytes_per_row(config, {.role = role, .heads = heads}, true) / config.element_bytes;
-  };
   constexpr std::int64_t kSumBytes = 4;
-  const auto gradient_bytes = [&](Role role) {
-    return elements(role) * (whole.of(role) ? config.element_bytes : kSumBytes);
+  const auto row_bytes = [&](const Exchange& exchange, Role back) {
+    const auto elements = [&](Role role) {
+      return bytes_per_row(config, {.role = role, .heads = exchange.heads}, true) /
+             config.element_bytes;
+    };
+    const std::int64_t numbers =  // lse and delta
+        exchange.role == Role::Queries
+            ? 2 * config.num_heads_q / config.num_heads_kv * exchange.heads.size()
+            : 0;
+    return elements(exchange.role) * config.element_bytes +
+           elements(back) * (whole.of(back) ? config.element_bytes : kSumBytes) +
+           numbers * kSumBytes;
   };
-  const std::int64_t key_bytes =
-      elements(Role::KeysValues) * config.element_bytes + gradient_bytes(Role::KeyGradients);
-  const std::int64_t query_bytes = elements(Role::Queries) * config.element_bytes +
-                                   gradient_bytes(Role::QueryGradients) +
-                                   // lse and delta
-                                   2 * config.num_heads_q / plan.num_head_shares * kSumBytes;
   std::int64_t bytes = 0;
-  for (std::size_t s = 1; s < rank.k.segments.size(); ++s) {
-    bytes += rank.k.segments[s].num_rows * key_bytes;
+  std::vector<std::int64_t> turns(static_cast<std::size_t>(plan.stages_in_flight));
+  for (const Exchange& exchange : plan.exchanges) {
+    if (is_returning(exchange.role)) continue;
+    const bool is_keys = space_of(exchange.role) == Space::Keys;
+    const auto segment = static_cast<std::size_t>(exchange.segment);
+    const std::int64_t rows = (is_keys ? rank.k : rank.q).segments[segment].num_rows;
+    const std::int64_t needed =
+        rows * row_bytes(exchange, is_keys ? Role::KeyGradients : Role::QueryGradients);
+    bytes += needed;
+    if (turns.empty()) continue;
+    std::int64_t& turn = turns[static_cast<std::size_t>(exchange.stage) % turns.size()];
+    turn = std::max(turn, needed);
   }
-  for (std::size_t s = 1; s < rank.q.segments.size(); ++s) {
-    bytes += rank.q.segments[s].num_rows * query_bytes;
-  }
-  return bytes;
+  return turns.empty() ? bytes : std::accumulate(turns.begin(), turns.end(), std::int64_t{0});
 }
 
 void predict(const Plan& plan, const PlanLoads& loads, PlanReport& report) {
@@ -152,6 +160,14 @@ void predict(const Plan& plan, const PlanLoads& loads, PlanReport& report) {
 }
 
 }  // namespace
+
+std::int64_t exchange_memory(const Plan& plan, const PlanLoads& loads) {
+  std::int64_t most = 0;
+  for (const RankPlan& rank : plan.ranks) {
+    most = std::max(most, memory_of(plan, loads.whole(), rank));
+  }
+  return most;
+}
 
 PlanReport make_report(const Plan& plan) { return make_report(plan, PlanLoads(plan)); }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+
 #include "magi/plan.hpp"
 #include "plan/cost/loads.hpp"
 
@@ -9,5 +11,7 @@ namespace magi::planner {
 /// The figures of a plan whose tables are in place.
 PlanReport make_report(const Plan& plan, const PlanLoads& loads);
 PlanReport make_report(const Plan& plan);
+/// The largest PlanReport::rank_memory that the report of such tables has.
+std::int64_t exchange_memory(const Plan& plan, const PlanLoads& loads);
 
 }  // namespace magi::planner

@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "base/math.hpp"
 #include "mask/join.hpp"
 #include "plan/tables/received.hpp"
 #include "plan/tables/steps.hpp"
@@ -20,19 +21,31 @@ struct Scratch {
   std::vector<std::size_t> cut_begin;  ///< [num_segments] first slice of the cut at hand
 };
 
+/// The part of the rows a rank lacks that it asks for first. Ranks see much the same rows: where
+/// stages take turns each node begins with another part, since an owner whose rows all ranks ask
+/// for at once would send for all others.
+std::int32_t first_part(const RankInputs& inputs, std::int32_t rank, std::int32_t num_parts) {
+  if (inputs.shape.stages_in_flight == 0) return 0;
+  const PlanConfig& config = inputs.config;
+  const std::int32_t size = has_nodes(config) ? config.devices_per_node : 1;
+  const std::int64_t num_groups = ceil_div(config.num_ranks, size);
+  return static_cast<std::int32_t>(std::int64_t{rank} / size * num_parts / num_groups);
+}
+
 /// The way the keys that `rank` receives lie in its segments.
 ReceivedShape received_shape(const RankInputs& inputs, std::int32_t rank) {
   const StageShape& shape = inputs.shape;
   const std::int32_t remote = inputs.needs.remote_rows[static_cast<std::size_t>(rank)];
   const std::int32_t num_parts =
       shape.mode == StageMode::Rows
-          ? std::clamp(remote / shape.min_stage_rows, 1, std::max(shape.num_exchanges, 1))
+          ? std::clamp(remote / shape.min_stage_rows, 1, std::max(shape.num_receive_segments(), 1))
           : 1;
   return {.num_rows = remote,
           .num_parts = num_parts,
           .num_segments = shape.num_receive_segments() + 1,
           .num_own_rows = inputs.layout_k.rank_rows[static_cast<std::size_t>(rank)],
-          .is_copying_own = shape.is_gathering && remote > 0};
+          .is_copying_own = shape.is_gathering && remote > 0,
+          .first_part = first_part(inputs, rank, num_parts)};
 }
 
 /// Splits one cut over the pieces that hold its keys and appends local slices by segment.
@@ -89,8 +102,11 @@ RankPlan build_rank(const RankInputs& inputs, std::int32_t rank, Scratch& scratc
     plan.transfers.push_back(
         {.src = rank, .dst = rank, .dst_segment = 1, .num_rows = segment_rows[0]});
   }
-  append_transfers(layout_k, Space::Keys, rank, scratch.received, plan.transfers);
   merge_pieces(layout_k, rank, is_copying ? 1 : 0, scratch.received, scratch.pieces);
+  // Ascending by segment, as transfers are.
+  std::rotate(scratch.received.begin(), std::ranges::find(scratch.received, 1, &RowPiece::segment),
+              scratch.received.end());
+  append_transfers(layout_k, Space::Keys, rank, scratch.received, plan.transfers);
   for (const std::int32_t index : layout_q.runs_of(rank)) {
     const RowRun& run = layout_q.runs[static_cast<std::size_t>(index)];
     for (const BandSlice& cut : needs.cuts_of_run(index)) {
@@ -104,7 +120,7 @@ RankPlan build_rank(const RankInputs& inputs, std::int32_t rank, Scratch& scratc
     own.k.segments.push_back({own.k.segments.empty() ? rank : kManyOwners, rows});
   }
   own.attends = make_attends(shape, plan.exchanges, config, collect_slices(scratch, own));
-  make_steps(plan.exchanges, own);
+  make_steps(plan.exchanges, own, shape.stages_in_flight);
   return own;
 }
 
@@ -126,6 +142,7 @@ std::size_t count_transfers(const RankInputs& inputs) {
 
 void build_ranks(const RankInputs& inputs, Plan& plan) {
   const std::size_t num_ranks = inputs.layout_q.rank_rows.size();
+  plan.stages_in_flight = inputs.shape.stages_in_flight;
   plan.exchanges = make_exchanges(inputs.shape, inputs.config);
   plan.ranks.clear();
   plan.ranks.reserve(num_ranks);

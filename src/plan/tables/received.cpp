@@ -21,8 +21,10 @@ std::vector<std::int32_t> place_received(std::span<const Range> rows, const Rece
     for (std::int32_t begin = range.begin; begin < range.end;) {
       if (received == part_rows.end) part_rows = share_of(shape.num_rows, shape.num_parts, ++part);
       const std::int32_t count = std::min(range.end - begin, part_rows.end - received);
-      std::int32_t& filled = segment_rows[static_cast<std::size_t>(part) + 1];
-      pieces.push_back({begin, begin + count, part + 1, filled});
+      const std::int32_t segment =
+          1 + (part + shape.num_parts - shape.first_part) % shape.num_parts;
+      std::int32_t& filled = segment_rows[static_cast<std::size_t>(segment)];
+      pieces.push_back({begin, begin + count, segment, filled});
       filled += count;
       begin += count;
       received += count;

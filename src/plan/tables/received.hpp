@@ -25,6 +25,7 @@ struct ReceivedShape {
   std::int32_t num_segments = 1;
   std::int32_t num_own_rows = 0;
   bool is_copying_own = false;  ///< segment 1 begins with copies of the own rows
+  std::int32_t first_part = 0;  ///< goes to segment 1, the others follow it in a circle
 };
 
 /// Places received rows in segments, cut at the bounds of parts; `pieces` is written, ascending.

@@ -32,6 +32,11 @@ StageShape shape_stages(const PlanConfig& config, std::int32_t degree,
           .is_gathering = degree == 0};
 }
 
+bool allows_stages(const PlanConfig& config, StageMode mode) {
+  if (mode == StageMode::Heads && config.num_heads_kv == 1) return false;
+  return config.stage_mode == StageMode::Auto || config.stage_mode == mode;
+}
+
 Range share_of(std::int32_t count, std::int32_t num_parts, std::int32_t part) {
   const auto bound = [&](std::int32_t i) {
     return static_cast<std::int32_t>(std::int64_t{count} * i / num_parts);
@@ -40,19 +45,23 @@ Range share_of(std::int32_t count, std::int32_t num_parts, std::int32_t part) {
 }
 
 std::vector<Exchange> make_exchanges(const StageShape& shape, const PlanConfig& config) {
-  const bool is_by_heads = shape.mode == StageMode::Heads;
+  const std::int32_t num_head_parts =
+      shape.mode == StageMode::Heads ? shape.num_exchanges : shape.num_head_parts;
   const std::int32_t first_stage = shape.is_gathering ? 0 : 1;
   std::vector<Exchange> exchanges;
   exchanges.reserve(2 * static_cast<std::size_t>(shape.num_exchanges));
-  for (const Role role : {Role::KeysValues, Role::KeyGradients}) {
-    for (std::int32_t i = 0; i < shape.num_exchanges; ++i) {
-      exchanges.push_back({.role = role,
-                           .segment = is_by_heads ? 1 : i + 1,
-                           .heads = is_by_heads
-                                        ? share_of(config.num_heads_kv, shape.num_exchanges, i)
-                                        : Range{0, config.num_heads_kv},
-                           .stage = first_stage + i});
-    }
+  const auto add = [&](Role role, std::int32_t i) {
+    if (i < 0 || i >= shape.num_exchanges) return;
+    exchanges.push_back({.role = role,
+                         .segment = i / num_head_parts + 1,
+                         .heads = share_of(config.num_heads_kv, num_head_parts, i % num_head_parts),
+                         .stage = first_stage + i});
+  };
+  const std::int32_t lead =
+      shape.stages_in_flight > 0 ? shape.stages_in_flight : shape.num_exchanges;
+  for (std::int32_t i = 0; i < shape.num_exchanges + lead; ++i) {
+    add(Role::KeysValues, i);
+    add(Role::KeyGradients, i - lead);
   }
   return exchanges;
 }

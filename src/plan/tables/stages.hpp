@@ -16,9 +16,12 @@ struct StageShape {
   /// Overlap degree 0: a rank that receives rows copies its own to the front of the buffer and
   /// attends to all of them at once.
   bool is_gathering = false;
+  std::int32_t stages_in_flight = 0;  ///< as in Plan
+  std::int32_t num_head_parts = 1;    ///< by rows: each run comes in so many sections of kv heads
 
   std::int32_t num_receive_segments() const {
-    return mode == StageMode::Heads ? (num_exchanges > 0 ? 1 : 0) : num_exchanges;
+    if (mode == StageMode::Heads) return num_exchanges > 0 ? 1 : 0;
+    return num_exchanges / num_head_parts;
   }
 };
 
@@ -35,7 +38,11 @@ StageShape shape_stages(const PlanConfig& config, std::int32_t degree,
 /// Part `part` of `count` things shared out to `num_parts` as equally as they can be.
 Range share_of(std::int32_t count, std::int32_t num_parts, std::int32_t part);
 
-/// The exchanges of keys and values, then those of their gradients, stage by stage.
+/// Whether remote stages may be of this mode, Heads or Rows.
+bool allows_stages(const PlanConfig& config, StageMode mode);
+
+/// The exchanges of keys and values, then those of their gradients, stage by stage. Where stages
+/// take turns, the keys of a stage leave before the gradients of the one whose turn they take.
 std::vector<Exchange> make_exchanges(const StageShape& shape, const PlanConfig& config);
 
 /// The attention calls of one rank: own keys (where they are gathered: all keys), then the keys of

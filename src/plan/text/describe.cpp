@@ -89,7 +89,10 @@ std::string stages_text(const Plan& plan) {
   std::string text =
       (has_own_stage ? "own keys, then " : "") + counted(num_remote, "stage") + " of received keys";
   const bool is_by_heads = plan.exchanges.front().heads.size() < planner::heads_per_share(plan);
-  if (num_remote > 1) text += is_by_heads ? " by heads" : " by rows";
+  const bool is_by_rows = plan.exchanges.back().segment > 1;
+  if (num_remote > 1) {
+    text += is_by_heads ? (is_by_rows ? " by rows and heads" : " by heads") : " by rows";
+  }
   const std::size_t num_q = plan.ranks.front().q.segments.size();
   if (num_q > 1) {
     text += ", with " + std::to_string(num_q - 1) + (num_q == 2 ? " segment" : " segments") +
@@ -126,7 +129,11 @@ void describe_traffic(std::ostringstream& out, const Plan& plan) {
       << " of it), lower bound " << bytes_text(report.lower_bound_bytes) << "; "
       << counted(num_transfers, "transfer") << "\n";
   out << "memory     " << bytes_text(*std::ranges::max_element(report.rank_memory))
-      << " at most on a rank, for rows of others and their gradients\n";
+      << " at most on a rank, for rows of others and their gradients";
+  if (plan.stages_in_flight > 0) {
+    out << ", where " << counted(plan.stages_in_flight, "stage") << " lie at a time";
+  }
+  out << "\n";
   out << "stages     " << stages_text(plan) << "\n";
   out << "predicted  forward " << seconds_text(report.forward_seconds) << ", backward "
       << seconds_text(report.backward_seconds) << ", of the forward "

@@ -140,7 +140,9 @@ Value config(PlanConfig& c) {
                   {"devices_per_node", json::integer(c.devices_per_node, 0, kMaxRanks),
                    c.devices_per_node == 0},
                   {"max_runs", json::optional_integer(c.max_runs, 1, kMaxRows), !c.max_runs},
-                  {"cost", cost(c.cost)}};
+                  {"cost", cost(c.cost)},
+                  {"max_exchange_bytes", json::optional_integer64(c.max_exchange_bytes),
+                   !c.max_exchange_bytes.has_value()}};
   });
 }
 
@@ -285,6 +287,8 @@ Value schema(Plan& p) {
         {"placement_q", placement(p.placement_q)},
         {"placement_k", placement(p.placement_k)},
         {"num_head_shares", json::integer(p.num_head_shares, 1, kMaxHeads), p.num_head_shares == 1},
+        {"stages_in_flight", json::integer(p.stages_in_flight, 0, kMaxDegree),
+         p.stages_in_flight == 0},
         {"exchanges", exchanges(p.exchanges)},
         {"ranks", ranks(p.ranks)},
         {"transfers", transfers(p.transfers)},

@@ -58,6 +58,11 @@ std::vector<std::int32_t> possible_shares(const PlanConfig& config) {
   return shares;
 }
 
+std::int64_t bytes_above_bound(const PlanConfig& config, std::int64_t exchange_bytes) {
+  const std::int64_t bound = config.max_exchange_bytes.value_or(kDefaultExchangeBytes);
+  return bound == 0 ? 0 : std::max<std::int64_t>(exchange_bytes - bound, 0);
+}
+
 void validate_config(const PlanConfig& config) {
   require_between("num_ranks", config.num_ranks, 1, kMaxRanks);
   require_between("num_heads_q", config.num_heads_q, 1, kMaxHeads);
@@ -94,6 +99,9 @@ void validate_config(const PlanConfig& config) {
   require_between("min_stage_rows", config.min_stage_rows, 1, kMaxRows);
   require_between("devices_per_node", config.devices_per_node, 0, kMaxRanks);
   if (config.max_runs) require_between("max_runs", *config.max_runs, 1, kMaxRows);
+  if (config.max_exchange_bytes.value_or(0) < 0) {
+    throw invalid("max_exchange_bytes", *config.max_exchange_bytes, "0 (no bound) or more");
+  }
   validate(config.cost);
 }
 

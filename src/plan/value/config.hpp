@@ -26,6 +26,13 @@ std::vector<std::int32_t> possible_shares(const PlanConfig& config);
 /// Whether placement weighs or bounds PlanReport::rank_runs.
 bool asks_for_runs(const PlanConfig& config);
 
+/// Bytes of exchange memory that a plan needs above the bound of its config; 0: it keeps it.
+std::int64_t bytes_above_bound(const PlanConfig& config, std::int64_t exchange_bytes);
+/// Whether a plan that needs so many is refused: a default bound refuses none.
+inline bool is_above_bound(const PlanConfig& config, std::int64_t exchange_bytes) {
+  return config.max_exchange_bytes && bytes_above_bound(config, exchange_bytes) > 0;
+}
+
 /// Throws InvalidArgument naming the first field that is out of range.
 void validate_config(const PlanConfig& config);
 

@@ -116,6 +116,7 @@ std::uint64_t plan_digest(const Plan& plan) {
   add_placement(digest, plan.placement_q);
   add_placement(digest, plan.placement_k);
   if (plan.num_head_shares != 1) digest.add(plan.num_head_shares, 0);
+  if (plan.stages_in_flight != 0) digest.add(0, plan.stages_in_flight);
   digest.add_size(plan.exchanges.size());
   for (const Exchange& exchange : plan.exchanges) add_exchange(digest, exchange);
   digest.add_size(plan.ranks.size());

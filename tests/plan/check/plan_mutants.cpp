@@ -5,6 +5,7 @@
 #include <array>
 #include <vector>
 
+#include "base/check.hpp"
 #include "plan/plan_oracle.hpp"
 #include "plan/plan_support.hpp"
 
@@ -420,6 +421,11 @@ constexpr Mutation kMutations[] = {
     {"the mask changed", change_the_mask},
     {"a figure changed", change_a_figure},
     {"the config changed", change_the_config},
+    {"turns changed",
+     [](RandomStream& r, Plan& p) {
+       nudge(r, p.stages_in_flight);
+       return true;
+     }},
     {"head shares changed",
      [](RandomStream& r, Plan& p) {
        nudge(r, p.num_head_shares);
@@ -443,7 +449,19 @@ Plan small_random_plan(RandomStream& random) {
   const Placement q = random_placement(random, mask.rows_q, config.num_ranks);
   const Placement k =
       options.is_square ? q : random_placement(random, mask.rows_k, config.num_ranks);
-  return make_plan_on(mask, config, q, k);
+  Plan plan = make_plan_on(mask, config, q, k);
+  if (random.chance(60)) return plan;
+  // Stages that take turns in memory, where some keep three quarters of what this one needs.
+  config.work = WorkMode::Keys;
+  config.head_shares = 0;
+  config.min_stage_rows = 1;
+  config.max_exchange_bytes = 3 * *std::ranges::max_element(plan.report.rank_memory) / 4;
+  if (random.chance(50)) config.overlap_degree.reset();
+  try {
+    return make_plan_on(mask, config, q, k);
+  } catch (const InvalidArgument&) {
+    return plan;
+  }
 }
 
 std::string mutate(RandomStream& random, Plan& plan) {
