@@ -123,6 +123,9 @@ typedef struct magi_plan_config {
   int32_t head_shares; /* with MAGI_WORK_HEADS: a common divisor of ranks and kv heads; 0: chosen */
   int32_t max_runs;    /* of magi_plan_report.rank_runs of a rank; 0: no bound */
   double seconds_per_run; /* cost model: of recurrent layers, for each of these runs and pass */
+  /* The most that rank_memory of the report may be; a mask that no plan keeps it for is refused.
+   * 0: 4 GiB, which refuses none; -1: no bound. */
+  int64_t max_exchange_bytes;
 } magi_plan_config;
 /* Sets struct_size and the defaults: one rank, one head of 128, 2-byte elements, and a degree that
  * the cost model chooses. */

@@ -42,11 +42,16 @@ class _Plan(Protocol):
 def memory_over_nvlink(plan: _Plan) -> tuple[NvlinkMemory, ...]:
     """Returns, by rank, what a layer takes over the transport `nvlink` in tensors of the type that
     the plan counts with, with float32 gradients on the wire. ValueError for a plan that moves
-    queries or shares heads out.
+    queries or shares heads out, or whose stages take turns in memory.
     """
     tables = json.loads(plan.to_json())
     if tables.get("num_head_shares", 1) > 1 or any(len(r["q"]) > 1 for r in tables["ranks"]):
         raise ValueError("plan moves queries or heads; allowed: a plan whose keys travel alone")
+    if "stages_in_flight" in tables:
+        raise ValueError(
+            "plan has stages that take turns in memory, which this transport does not lay out; "
+            "allowed: a plan that max_exchange_bytes leaves whole"
+        )
     layer = _Layer(tables)
     window = layer.window_bytes()
     return tuple(

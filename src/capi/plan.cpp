@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "magi/plan.hpp"
 
+#include <algorithm>
+
 #include "capi/handles.hpp"
 #include "capi/status.hpp"
 
@@ -40,6 +42,12 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
                              .network_bytes_per_second = given.network_bytes_per_second,
                              .network_seconds_per_transfer = given.network_seconds_per_transfer}};
   if (given.max_runs != 0) result.max_runs = given.max_runs;
+  if (given.max_exchange_bytes < -1) {
+    throw invalid("max_exchange_bytes", given.max_exchange_bytes, "-1 (no bound) or more");
+  }
+  if (given.max_exchange_bytes != 0) {
+    result.max_exchange_bytes = std::max<std::int64_t>(given.max_exchange_bytes, 0);
+  }
   if (given.overlap_degree != MAGI_OVERLAP_AUTO) result.overlap_degree = given.overlap_degree;
   if (given.placement != nullptr) {
     result.placement = read_placement_config(given.placement, "config.placement");

@@ -75,6 +75,7 @@ TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
   config.network_seconds_per_transfer = 1e-4;
   config.max_runs = 100;
   config.seconds_per_run = 1e-5;
+  config.max_exchange_bytes = -1;
   const auto other =
       made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
   PlanConfig expected = cpp_config();
@@ -94,6 +95,7 @@ TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
   expected.cost.network_seconds_per_transfer = 1e-4;
   expected.max_runs = 100;
   expected.cost.seconds_per_run = 1e-5;
+  expected.max_exchange_bytes = 0;
   EXPECT_EQ(json_of(other.get()), plan_to_json(make_plan(test_mask(), expected)));
 }
 
@@ -128,6 +130,11 @@ TEST_F(PlanAbi, RefusesWhatNoPlanCanBe) {
   EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
   config = test_config();
   config.work = 5;
+  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
+  config = test_config();
+  config.max_exchange_bytes = 1;
+  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
+  config.max_exchange_bytes = -2;
   EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
   config = test_config();
   config.head_shares = 1;  // with work keys

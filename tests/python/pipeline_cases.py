@@ -37,6 +37,7 @@ class Case:
     uneven: bool = False
     work: str | None = None
     head_shares: int = 0
+    max_exchange_bytes: int | None = None
     layout: str = "permuted"
     sinks: int = 0
     sink_per_row: bool = False
@@ -57,6 +58,7 @@ class Case:
             overlap_config=api.OverlapConfig(mode=mode, degree=self.degree, min_chunk_size=8),
             work=self.work,
             head_shares=self.head_shares,
+            max_exchange_bytes=self.max_exchange_bytes,
         )
 
 
@@ -181,6 +183,22 @@ def pipeline(group, case: Case) -> None:
         raise ValueError("a case takes one of both")
     key = make_key(mask, case, group)
     check_attention(case.mask, key, mask, case, make_tensors(case))
+
+
+def stages_in_turns(group, case: Case) -> None:
+    """Stages take turns in memory where max_exchange_bytes asks for it, with the same results."""
+    mask = dense.masks(case.rows)[case.mask]
+    key = make_key(mask, case, group)
+    plan = api.dist_attn_runtime_dict_mgr[key].plan
+    assert json.loads(plan.to_json())["stages_in_flight"] == 2
+    assert max(plan.report.rank_memory) <= case.max_exchange_bytes
+    check_attention(case.mask, key, mask, case, make_tensors(case))
+    bound = case.max_exchange_bytes // 1000
+    refuses(
+        lambda: make_key(mask, dataclasses.replace(case, max_exchange_bytes=bound), group),
+        ValueError,
+        f"max_exchange_bytes is {bound}; allowed: 0 .no bound., or for this mask",
+    )
 
 
 def check_attention(title: str, key, mask: dense.Mask, case: Case, tensors) -> None:

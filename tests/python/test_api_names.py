@@ -52,6 +52,7 @@ DEVIATIONS = {
     ("DispatchConfig", "max_runs"): "likewise, for recurrent layers",
     ("DistAttnConfig", "work"): "what travels, for one plan and not for a process",
     ("DistAttnConfig", "head_shares"): "shares of heads, where ranks share them out",
+    ("DistAttnConfig", "max_exchange_bytes"): "a bound of memory, which the original has not",
     ("DistAttnConfig", "overlap_config"): "the cost model chooses the stages by default",
     ("OverlapConfig", "_no_overlap"): "FSDP makes keys of a call anew, field by field",
     ("DistAttnRuntimeKey", "placed_by"): "keys of one mask on different placements differ",

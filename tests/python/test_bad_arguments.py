@@ -154,6 +154,7 @@ CONFIGS = [
     ),
     (lambda: DistAttnConfig(work="rows"), ValueError, "work is 'rows'; allowed: keys, que"),
     (lambda: DistAttnConfig(head_shares=-1, work="heads"), ValueError, "head_shares is -1"),
+    (lambda: DistAttnConfig(max_exchange_bytes=-1), ValueError, "max_exchange_bytes is -1"),
     (lambda: DistAttnConfig(head_shares=2), ValueError, "head_shares is 2 with work None"),
     (lambda: solver.ToppHeapDispatchAlg(top_p=2), ValueError, "top_p"),
     (lambda: solver.BatchToppHeapDispatchAlg(num_of_select_chunk=0), ValueError, "num_of"),

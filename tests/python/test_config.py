@@ -70,6 +70,7 @@ def test_defaults_and_hash():
     assert other != DistAttnConfig()
     assert DistAttnConfig(work="keys") != DistAttnConfig(work="auto") != DistAttnConfig()
     assert DistAttnConfig(work="heads") != DistAttnConfig(work="heads", head_shares=2)
+    assert DistAttnConfig(max_exchange_bytes=0) != DistAttnConfig()
     assert GrpCollConfig().num_nvl_bytes == 2_000_000_000
 
 

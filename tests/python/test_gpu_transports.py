@@ -87,6 +87,15 @@ def test_shared_heads(some_ranks, mask, change):
     ranks.run(size, pipeline_cases.pipeline, dataclasses.replace(case, **change))
 
 
+@pytest.mark.parametrize("heads", [(8, 8), (8, 1)])
+def test_stages_in_turns(some_ranks, heads):
+    ranks, size = some_ranks
+    bound = 600 * heads[1] * 2 * 64 * (2 + 4) // 3
+    case = Case(mask="full", rows=600, heads=heads, head_dim=64, degree=None, dtype="bfloat16",
+                max_exchange_bytes=bound)  # fmt: skip
+    ranks.run(size, pipeline_cases.stages_in_turns, case)
+
+
 def test_one_kv_head_in_stages_by_rows(some_ranks):
     ranks, size = some_ranks
     case = Case(mask="full", rows=300, heads=(4, 1), head_dim=128, degree=4, dtype="float16")

@@ -60,6 +60,14 @@ def test_what_auto_chooses(ranks):
     ranks.run(4, cases.pipeline, case)
 
 
+@pytest.mark.parametrize("degree", [3, None])
+@pytest.mark.parametrize("heads", [(8, 8), (8, 1)])
+def test_stages_in_turns(ranks, heads, degree):
+    bound = 150 * heads[1] * 2 * 16 * (2 + 4) // 2
+    case = Case(mask="varlen_causal", heads=heads, degree=degree, max_exchange_bytes=bound)
+    ranks.run(4, cases.stages_in_turns, case)
+
+
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("head_shares", [2, 4])
 def test_shared_heads(ranks, mask, head_shares):

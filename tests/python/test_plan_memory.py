@@ -108,6 +108,12 @@ def test_other_plans_are_refused(work):
         memory_over_nvlink(plan)
 
 
+def test_stages_that_take_turns_are_refused():
+    plan = full(degree=8, max_exchange_bytes=ROWS * (KEYS + SUMS) // 4)
+    with pytest.raises(ValueError, match="plan has stages that take turns in memory"):
+        memory_over_nvlink(plan)
+
+
 @over(4)
 @pytest.mark.parametrize("degree", [1, 2, 4])
 def test_sums_are_those_that_the_executor_takes(group, degree):

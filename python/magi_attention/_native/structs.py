@@ -93,7 +93,8 @@ class PlanConfig(Sized):
         "d flops_per_second, d backward_flops_per_second, d bytes_per_second, "
         "d memory_bytes_per_second, d seconds_per_transfer, d seconds_per_launch, p placement, "
         "p placement_k, i devices_per_node, d network_bytes_per_second, "
-        "d network_seconds_per_transfer, i head_shares, i max_runs, d seconds_per_run"
+        "d network_seconds_per_transfer, i head_shares, i max_runs, d seconds_per_run, "
+        "q max_exchange_bytes"
     )
 
 

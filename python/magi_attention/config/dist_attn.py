@@ -10,6 +10,7 @@ from magi_attention.config.dispatch import DispatchConfig
 from magi_attention.config.grpcoll import GrpCollConfig
 from magi_attention.config.overlap import OverlapConfig, chosen_overlap
 
+_MAX_BYTES = (1 << 63) - 1
 WORK_MODES = ("keys", "queries", "auto", "heads")  # in the library's order
 
 
@@ -25,6 +26,10 @@ class DistAttnConfig:
       else "auto" for a contiguous layout and "keys" for a permuted one.
     - head_shares: with work "heads", into how many shares kv heads are divided: a common divisor of
       ranks and kv heads, which ValueError names when the plan is made. 0: the fastest as predicted.
+    - max_exchange_bytes: the most bytes that a rank holds of rows of others and their gradients, in
+      segments (PlanReport.rank_memory; transports hold buffers beside them). Where it takes more,
+      they come in stages of which two are there at a time. ValueError when a plan is made that
+      cannot keep it. None: 4 GiB where a plan can keep that. 0: no bound.
 
     TypeError for parts of other types. ValueError for other values of work, and for head_shares
     beside another work than "heads".
@@ -35,6 +40,7 @@ class DistAttnConfig:
     grpcoll_config: GrpCollConfig = field(default_factory=GrpCollConfig)
     work: str | None = None
     head_shares: int = 0
+    max_exchange_bytes: int | None = None
 
     def __post_init__(self) -> None:
         check_kind("dispatch_config", self.dispatch_config, DispatchConfig, "DispatchConfig")
@@ -43,6 +49,8 @@ class DistAttnConfig:
         if self.work is not None:
             check_choice("work", self.work, WORK_MODES)
         check_int("head_shares", self.head_shares, 0, MAX_ROWS)
+        if self.max_exchange_bytes is not None:
+            check_int("max_exchange_bytes", self.max_exchange_bytes, 0, _MAX_BYTES)
         if self.head_shares > 0 and self.work != "heads":
             raise ValueError(
                 f"head_shares is {self.head_shares} with work {self.work!r}; "
@@ -50,7 +58,7 @@ class DistAttnConfig:
             )
         parts = (
             self.dispatch_config, self.overlap_config, self.grpcoll_config, self.work,
-            self.head_shares,
+            self.head_shares, self.max_exchange_bytes,
         )  # fmt: skip
         object.__setattr__(self, "_hash", hash(parts))
 

@@ -14,6 +14,7 @@ from magi_attention.config.dispatch import DispatchConfig
 from magi_attention.config.dist_attn import WORK_MODES, DistAttnConfig
 from magi_attention.env import comm, general
 
+_NO_BOUND = -1
 COST_VARIABLE = "MAGI_ATTENTION_COST_FILE"
 # MagiAttention's algorithms that the library has no own one for.
 _PLACED_AS = {
@@ -35,6 +36,8 @@ def to_plan_config(config: DistAttnConfig) -> structs.PlanConfig:
     native = default_plan_config()
     native.work = WORK_MODES.index(_work_of(config))
     native.head_shares = config.head_shares
+    if config.max_exchange_bytes is not None:
+        native.max_exchange_bytes = config.max_exchange_bytes or _NO_BOUND
     path = general.cost_file()
     if path:
         _read_cost_file(native, path)
