@@ -266,6 +266,13 @@ void add_search_flags(CLI::App& app, PlanConfig& config) {
   app.add_flag("--uneven", config.placement.uneven_shard,
                "no padding: the last chunk may be short");
   add_stages_flag(app, config);
+  add(app, "--max-exchange-bytes", "N",
+      "refuse plans of which a rank needs more for rows of others; 0: no bound (default 4 GiB, "
+      "which refuses none)",
+      [&config](const std::string& text) {
+        config.max_exchange_bytes =
+            parse_int("--max-exchange-bytes", text, {0, std::int64_t{1} << 60});
+      });
   app.option_defaults()->group("Options");
 }
 

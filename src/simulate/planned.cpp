@@ -4,6 +4,7 @@
 #include "plan/cost/loads.hpp"
 #include "plan/cost/plan_with_loads.hpp"
 #include "plan/cost/step_walk.hpp"
+#include "plan/value/config.hpp"
 #include "simulate/strategies.hpp"
 
 namespace magi::simulate {
@@ -73,9 +74,23 @@ class PlanTimes {
     std::int64_t received = 0;
     std::int64_t sent = 0;
   };
+  /// The most rows of all heads that are there at a time, of stages that take turns in memory.
+  Moved rows_in_flight(std::int32_t rank) const {
+    Moved most;
+    for (const Exchange& exchange : plan_.exchanges) {
+      const planner::SegmentTraffic& moved = traffic(rank, exchange);
+      const auto part = [&](std::int64_t rows) {
+        return rows * exchange.heads.size() * plan_.stages_in_flight / plan_.config.num_heads_kv;
+      };
+      most.received = std::max(most.received, part(moved.rows_in()));
+      most.sent = std::max(most.sent, part(moved.rows_out()));
+    }
+    return most;
+  }
   /// Copies of own rows count where heads are shared: a share of them is computed with what others
   /// send.
   Moved moved_rows(std::int32_t rank, Space space) const {
+    if (plan_.stages_in_flight > 0 && space == Space::Keys) return rows_in_flight(rank);
     Moved rows;
     const RankPlan& first = plan_.ranks[0];
     const auto num_segments =
@@ -229,6 +244,12 @@ Figures simulate_plan(const Problem& problem, PlacementAlgorithm algorithm) {
   config.devices_per_node = problem.cluster.devices_per_node;
   const planner::PlanWithLoads planned = planner::make_plan_with_loads(problem.mask, config);
   const Plan& plan = planned.plan;
+  const std::int64_t exchange_bytes = *std::ranges::max_element(plan.report.rank_memory);
+  if (planner::is_above_bound(config, exchange_bytes)) {
+    return {.refusal = "for rows of others a rank would need " + std::to_string(exchange_bytes) +
+                       " bytes, of which max_exchange_bytes allows " +
+                       std::to_string(*config.max_exchange_bytes)};
+  }
   const PlanTimes times(planned, problem.cluster);
   Figures figures;
   for (const Pass pass : {Pass::Forward, Pass::Backward}) {

@@ -240,6 +240,25 @@ TEST(Simulate, MemoryCountsReceivedQueriesAndPartialsOfOwnOnes) {
   EXPECT_EQ(figures.memory_bytes, most);
 }
 
+TEST(Simulate, StagesThatTakeTurnsNeedTheMemoryOfThoseInFlight) {
+  const Mask mask = one_document(2048, MaskType::Full);
+  PlanConfig config{.num_ranks = 2, .num_heads_q = 4, .num_heads_kv = 4, .overlap_degree = 4};
+  const auto run = [&] {
+    return simulate({.mask = mask, .config = config, .cluster = plain_cluster()}, "auto");
+  };
+  const Figures all = run();
+  // 1,024 rows of K and V, 4 heads of 128, in two bytes; their sums and partials of own ones.
+  const std::int64_t elements = 1024 * 2 * 4 * 128;
+  config.max_exchange_bytes = elements * (2 + 4) / 2;
+  const Figures half = run();
+  EXPECT_EQ(all.memory_bytes - half.memory_bytes, elements * (2 + 4 + 4) / 2);
+  EXPECT_EQ(half.passes[1].bytes, all.passes[1].bytes);
+  config.max_exchange_bytes = *config.max_exchange_bytes - 1;
+  EXPECT_EQ(run().refusal,
+            "for rows of others a rank would need 3145728 bytes, of which max_exchange_bytes "
+            "allows 3145727");
+}
+
 TEST(Simulate, QueriesMoveBetween64RanksAtMost) {
   const Mask mask = one_document(8192, MaskType::Causal);
   const PlanConfig config{.num_ranks = 65, .num_heads_q = 8, .num_heads_kv = 8};
