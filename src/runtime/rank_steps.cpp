@@ -7,7 +7,7 @@
 
 #include "base/check.hpp"
 #include "plan/cost/flat.hpp"
-#include "plan/cost/loads.hpp"
+#include "plan/cost/timeline.hpp"
 
 namespace magi {
 namespace {
@@ -161,28 +161,6 @@ std::vector<Range> share_rows(const RankSteps& steps, std::int32_t segment) {
   return rows;
 }
 
-/// Whether attention calls may have exchanges beside them. Those of stages that take turns run
-/// between the calls instead where that takes less than the calls lose by leaving them eight
-/// multiprocessors of a GPU, as the cost model predicts it.
-bool may_be_beside(const Plan& plan, const RankPlan& own, bool is_forward) {
-  if (plan.stages_in_flight == 0) return true;
-  const PlanConfig& config = plan.config;
-  double pairs = 0.0, rows = 0.0;
-  for (const BandSlice& slice : own.slices) pairs += static_cast<double>(area(slice));
-  for (std::size_t s = 1; s < own.k.segments.size(); ++s) rows += own.k.segments[s].num_rows;
-  const std::int32_t dims = is_forward ? config.head_dim_qk + config.head_dim_v
-                                       : 3 * config.head_dim_qk + 2 * config.head_dim_v;
-  const double attends =
-      pairs * 2 * config.num_heads_q * dims /
-      (is_forward ? config.cost.flops_per_second : config.cost.backward_flops_per_second);
-  const double bytes = rows * static_cast<double>(planner::bytes_per_row(config)) *
-                       (is_forward ? 1.0 : 1.0 + 4.0 / config.element_bytes);
-  const double exchanges = bytes / (has_nodes(config) ? config.cost.network_bytes_per_second
-                                                      : config.cost.bytes_per_second);
-  constexpr double kLost = 8.0 / 132.0;
-  return exchanges > attends * kLost;
-}
-
 bool is_alike(const AttendCall& a, const AttendCall& b) {
   return a.share == b.share && a.attend.slices == b.attend.slices &&
          a.attend.q_segment == b.attend.q_segment && a.attend.k_segment == b.attend.k_segment &&
@@ -272,7 +250,7 @@ RankSteps::RankSteps(const Plan& given, std::int32_t rank, const HeadShares& hea
 void RankSteps::mark(Pass pass) {
   const bool is_forward = pass == Pass::Forward;
   const std::vector<Step>& list = is_forward ? own.forward : own.backward;
-  const bool may_have_rows_beside = may_be_beside(plan, own, is_forward);
+  const bool may_be_beside = planner::is_worth_multiprocessors(plan, own, !is_forward);
   std::vector<bool> is_under_way(list.size());
   for (std::size_t s = 0; s < list.size(); ++s) {
     for (const std::int32_t before : list[s].after) {
@@ -286,7 +264,7 @@ void RankSteps::mark(Pass pass) {
       continue;
     }
     const bool is_beside =
-        may_have_rows_beside && std::ranges::find(is_under_way, true) != is_under_way.end();
+        may_be_beside && std::ranges::find(is_under_way, true) != is_under_way.end();
     const Range calls = calls_of[static_cast<std::size_t>(list[s].index)];
     for (std::int32_t c = calls.begin; c < calls.end; ++c) {
       AttendCall& call = attends[static_cast<std::size_t>(c)];

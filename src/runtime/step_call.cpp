@@ -14,7 +14,6 @@ namespace magi {
 namespace {
 
 constexpr std::size_t kMaxMovedTogether = 2;  ///< tensors of one exchange of rows
-constexpr std::int64_t kAlignment = 256;      ///< of their memory
 
 std::int64_t row_elements(const TensorView& tensor) {
   return tensor.shape[1] * (tensor.rank > 2 ? tensor.shape[2] : 1);
@@ -114,7 +113,6 @@ const comm::RowTable& StepCall::table_of(const Exchange& exchange) const {
 }
 
 void StepCall::prepare_pass() {
-  std::int64_t& most_bytes = pass_start_.most_bytes;
   for (const Step& step : list_) {
     if (step.kind != StepKind::Exchange) continue;
     const Exchange& exchange = exchange_of(step);
@@ -127,16 +125,10 @@ void StepCall::prepare_pass() {
     }
     if (memory.peers() == nullptr) continue;
     const std::int64_t most_rows = memory.peers()->most_rows(table, kind_of(exchange.role));
-    for (const TensorView& tensor : tensors(exchange.role, -1, exchange.heads)) {
-      if (!is_given(tensor)) continue;
-      const DType type = segment_type(exchange.role, tensor.dtype, true);
-      most_bytes +=
-          align_up(most_rows * row_elements(tensor) * static_cast<std::int64_t>(dtype_bytes(type)),
-                   kAlignment);
-    }
+    pass_start_.most_bytes += bytes_of(exchange.role, exchange.heads, most_rows, true);
   }
   pass_start_.digest = mix(mix(steps.plan.digest + static_cast<std::uint64_t>(args.pass), options_),
-                           static_cast<std::uint64_t>(most_bytes));
+                           static_cast<std::uint64_t>(pass_start_.most_bytes));
   pass_start_.is_first = memory.is_first_pass();
 }
 
@@ -206,8 +198,7 @@ void StepCall::exchange(const Step& step) {
     const std::int32_t filling =
         steps.filling_exchange(space_of(exchange.role), exchange.segment, exchange.heads);
     const TensorGroup from = tensors(exchange.role, filling, exchange.heads);
-    const Exchange& rows = steps.plan.exchanges[static_cast<std::size_t>(filling)];
-    start(step, is_whole(exchange.role) ? from : rounded(exchange.role, rows, from), own);
+    start(step, is_whole(exchange.role) ? from : rounded(exchange, from), own);
     return;
   }
   lend_segment(exchange.role, step.index);
@@ -250,7 +241,7 @@ void StepCall::lend_segment(Role role, std::int32_t exchange) {
   const TensorGroup own = tensors(role, -1, filling.heads);
   TensorGroup& segment = groups[segment_of(exchange)];
   const bool is_back = is_returning(role);
-  begin_turn(role, filling);
+  begin_turn(role, filling.stage);
   segment = lend_like(own, rows.num_rows, is_back && !is_whole(role),
                       role == filling.role ? &rows.filling : nullptr);
   memory.end_turn();
@@ -268,38 +259,39 @@ DType StepCall::partial_type(Role role, DType sum) const {
   return own(Role::KeysValues).front().dtype;
 }
 
-DType StepCall::segment_type(Role role, DType own, bool is_rounded) const {
-  if (!is_returning(role) || is_whole(role)) return own;
-  const DType sum = accumulator_type(own);
-  return is_rounded ? partial_type(role, sum) : sum;
+std::int64_t StepCall::bytes_of(Role role, Range heads, std::int64_t rows, bool is_rounded) const {
+  const bool is_sum = is_returning(role) && !is_whole(role);
+  std::int64_t bytes = 0;
+  for (const TensorView& tensor : tensors(role, -1, heads)) {
+    if (!is_given(tensor)) continue;
+    DType type = is_sum ? accumulator_type(tensor.dtype) : tensor.dtype;
+    if (is_rounded) type = partial_type(role, type);
+    const auto element = static_cast<std::int64_t>(dtype_bytes(type));
+    bytes += align_up(rows * row_elements(tensor) * element, kLentAlignment);
+  }
+  return bytes;
 }
 
-void StepCall::begin_turn(Role role, const Exchange& filling, bool is_rounded) {
+void StepCall::begin_turn(Role role, std::int32_t stage, bool is_rounded) {
   const std::int32_t num_turns = steps.plan.stages_in_flight;
   if (num_turns == 0) return;
-  const std::int32_t turn = filling.stage % num_turns;
+  const std::int32_t turn = stage % num_turns;
   const std::int32_t place = (static_cast<std::int32_t>(role) * num_turns + turn) * 2 + is_rounded;
   memory.begin_turn(static_cast<std::size_t>(place), [&] {
     std::int64_t most = 0;
     for (const Exchange& exchange : steps.plan.exchanges) {
       if (is_returning(exchange.role) || exchange.stage % num_turns != turn) continue;
-      std::int64_t bytes = 0;
-      for (const TensorView& tensor : tensors(role, -1, exchange.heads)) {
-        const DType type = segment_type(role, tensor.dtype, is_rounded);
-        const std::int64_t size = steps.rows_of(exchange).num_rows * row_elements(tensor) *
-                                  static_cast<std::int64_t>(dtype_bytes(type));
-        bytes += align_up(std::max<std::int64_t>(size, 1), kAlignment);  // none has a place too
-      }
-      most = std::max(most, bytes);
+      const std::int32_t num_rows = steps.rows_of(exchange).num_rows;
+      most = std::max(most, bytes_of(role, exchange.heads, num_rows, is_rounded));
     }
     return static_cast<std::size_t>(most);
   });
 }
 
-TensorGroup StepCall::rounded(Role role, const Exchange& filling, TensorGroup sums) {
-  const TensorGroup partials = as_partials(role, sums);
+TensorGroup StepCall::rounded(const Exchange& exchange, TensorGroup sums) {
+  const TensorGroup partials = as_partials(exchange.role, sums);
   if (std::ranges::equal(partials, sums, {}, &TensorView::dtype, &TensorView::dtype)) return sums;
-  begin_turn(role, filling, true);
+  begin_turn(exchange.role, exchange.stage, true);
   TensorGroup result = lend_like(partials, partials.front().shape[0], false);
   memory.end_turn();
   for (std::size_t i = 0; i < sums.size(); ++i) store(sums[i], result[i]);

@@ -145,14 +145,14 @@ class StepCall {
   /// The rows of an exchange and what becomes of them.
   const comm::RowTable& table_of(const Exchange& exchange) const;
   ExchangeKind kind_of(Role role) const;
-  /// The type in which a segment has a tensor of this role; rounded: in which it travels.
-  DType segment_type(Role role, DType own, bool is_rounded) const;
-  /// Lets what is lent next, up to memory.end_turn(), lie where the stage that `filling` brings has
-  /// its tensors of this role, if stages take turns in memory.
-  void begin_turn(Role role, const Exchange& filling, bool is_rounded = false);
+  /// Bytes of a segment's tensors of this role; rounded: in the type in which they travel.
+  std::int64_t bytes_of(Role role, Range heads, std::int64_t rows, bool is_rounded) const;
+  /// Lets what is lent next, up to memory.end_turn(), lie where a stage has its tensors of this
+  /// role, if stages take turns in memory.
+  void begin_turn(Role role, std::int32_t stage, bool is_rounded = false);
   DType partial_type(Role role, DType sum) const;
-  /// The values of sums of the rows that `filling` brings, in the type in which they travel.
-  TensorGroup rounded(Role role, const Exchange& filling, TensorGroup sums);
+  /// The values of the sums that an exchange returns, in the type in which they travel.
+  TensorGroup rounded(const Exchange& exchange, TensorGroup sums);
 
   std::uint64_t options_;
   comm::PassStart pass_start_;

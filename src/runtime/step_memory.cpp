@@ -10,8 +10,6 @@
 namespace magi {
 namespace {
 
-constexpr std::size_t kAlignment = 256;  ///< of what is lent
-
 /// The device of a call's tensors.
 std::int32_t checked(std::int32_t device, const AttentionOptions& options) {
   if (device == kCpuDevice) return device;
@@ -91,7 +89,8 @@ void StepMemory::begin_turn(std::size_t turn, const std::function<std::size_t()>
 
 std::byte* StepMemory::lend_bytes(std::size_t size_bytes) {
   // Never null, so that a tensor of no rows still counts as given.
-  const std::size_t size = align_up(std::max<std::size_t>(size_bytes, 1), kAlignment);
+  const std::size_t size =
+      align_up(std::max<std::size_t>(size_bytes, 1), std::size_t{kLentAlignment});
   if (turn_ != nullptr) return std::exchange(turn_, turn_ + size);
   if (pieces_.empty() || used_bytes_ + size > pieces_.back().size_bytes) {
     const std::size_t piece = std::max(size, pieces_.empty() ? largest_bytes_[pass_] : 0);

@@ -17,6 +17,8 @@
 
 namespace magi {
 
+inline constexpr std::int64_t kLentAlignment = 256;  ///< of what a call is lent
+
 /// The state that a rank keeps between calls for tensors in the host's memory or in that of one
 /// GPU: who attends and what was prepared for that, who exchanges rows, and what a call needs for
 /// itself. On a GPU everything is enqueued behind the work of the call's stream, and nothing waits.

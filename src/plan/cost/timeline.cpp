@@ -322,6 +322,22 @@ PlanTimes predict_plan(const Plan& plan, const PlanLoads& loads) {
   return slowest;
 }
 
+bool is_worth_multiprocessors(const Plan& plan, const RankPlan& rank, bool is_backward) {
+  if (plan.stages_in_flight == 0) return true;
+  constexpr std::int64_t kAll = 132, kLeft = 8;  // multiprocessors
+  const PlanConfig& config = plan.config;
+  std::int64_t pairs = 0, rows = 0;
+  for (const BandSlice& slice : rank.slices) pairs += magi::area(slice);
+  for (const Segment& segment : std::span(rank.k.segments).subspan(1)) rows += segment.num_rows;
+  const std::int64_t bytes = rows * bytes_per_row(config);
+  const std::int64_t back =
+      is_backward ? bytes / config.element_bytes * sum_element_bytes(config) : 0;
+  const double rate =
+      has_nodes(config) ? config.cost.network_bytes_per_second : config.cost.bytes_per_second;
+  const std::int64_t exchanges_ns = to_ns(static_cast<double>(bytes + back), rate);
+  return exchanges_ns > rates_of(config, is_backward).in_flight_ns(pairs) * kLeft / kAll;
+}
+
 GatheredStep::GatheredStep(const PlanConfig& config) {
   const auto pair_ns = [&](bool is_backward) {
     const Rates rates = rates_of(config, is_backward);

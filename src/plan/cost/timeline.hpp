@@ -47,6 +47,11 @@ PlanTimes predict_plan(const Plan& plan, const PlanLoads& loads);
 /// The share of those copies in it; 0 for a plan of one share of the heads.
 std::int64_t flat_copies_ns(const Plan& plan, bool is_backward);
 
+/// Whether attention calls of a rank leave a few multiprocessors to exchanges that run beside them.
+/// In a plan of stages that take turns these run between the calls instead where, one after the
+/// other, they take less of a pass than the calls would lose.
+bool is_worth_multiprocessors(const Plan& plan, const RankPlan& rank, bool is_backward);
+
 /// A forward and a backward of a rank that takes keys as they come to its one attention call, in a
 /// plan of one node that moves keys alone: what predict_times gives it but for roundings. Own keys
 /// count as remote ones in the forward.
