@@ -54,7 +54,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", default="8192,16384", help="per rank")
     parser.add_argument(
         "--settings", default="default,degree0,degree1,degree2",
-        help="of calc_attn: default, auto, degreeN, smsN, NAME=VALUE, joined by +",
+        help="of calc_attn: default, auto, degreeN, smsN, boundN, NAME=VALUE, joined by +",
     )  # fmt: skip
     parser.add_argument(
         "--work", default="keys",

@@ -45,6 +45,7 @@ def rows_of(cells: list[dict]) -> list[dict]:
                 name = f"{prefix}.{label.format('over_ulysses.')}"
                 found[name] = speeds[DEFAULT] / speeds["ulysses"]
         found.update(_over_keys(prefix, cell))
+        found.update(_bounded(cell))
     if over_best:
         found[f"{prefix}.default_over_best"] = min(over_best)
     if over_baseline:
@@ -73,6 +74,15 @@ def _over_keys(prefix: str, cell: dict) -> dict[str, float]:
             ms = [sum(of[direction]["ms"] for direction in DIRECTIONS) for of in (keys, side)]
             found[f"{prefix}.{name}.{cell['mask']}.{size_name(cell['tokens'])}"] = ms[0] / ms[1]
     return found
+
+
+def _bounded(cell: dict) -> dict[str, float]:
+    """Time of forward and backward under a bound of exchange memory over that of the default."""
+    ms = {name: sum(side[d]["ms"] for d in DIRECTIONS) for name, side in cell["sides"].items()}
+    bounded = [name for name in ms if name.startswith("bound")]
+    if DEFAULT not in ms or not bounded:
+        return {}
+    return {f"train{cell['ranks']}.bounded.time": ms[bounded[0]] / ms[DEFAULT]}
 
 
 def table_of(cell: dict) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """calc_attn under settings. A setting is names of SETTINGS or parts joined by +: degreeN (stages of
 remote keys), auto (the cost model's degree), work=MODE (what travels: keys, queries too, or auto),
-smsN (multiprocessors left to exchanges) and NAME=VALUE (a variable of the environment while the
-plan is made, bound and first run).
+smsN (multiprocessors left to exchanges), boundN (MiB of exchange memory at most) and NAME=VALUE (a
+variable of the environment while the plan is made, bound and first run).
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Setting:
     overlap: api.OverlapConfig | None = None
     work: str | None = None
     exchange_sms: int | None = None
+    max_exchange_bytes: int | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -51,9 +52,10 @@ class Setting:
         return self.exchange_sms is None and not self.environment
 
     def config(self) -> api.DistAttnConfig:
-        if self.overlap is None:
-            return api.DistAttnConfig(work=self.work)
-        return api.DistAttnConfig(overlap_config=self.overlap, work=self.work)
+        overlap = {} if self.overlap is None else {"overlap_config": self.overlap}
+        return api.DistAttnConfig(
+            work=self.work, max_exchange_bytes=self.max_exchange_bytes, **overlap
+        )
 
     @contextlib.contextmanager
     def environment_set(self):
@@ -72,7 +74,7 @@ class Setting:
 
 def parse_setting(text: str) -> Setting:
     """SystemExit for parts that are none."""
-    overlap, work, exchange_sms, environment = None, None, None, {}
+    overlap, work, exchange_sms, bound, environment = None, None, None, None, {}
     for part in (part for name in text.split("+") for part in SETTINGS.get(name, (name,))):
         if part == "auto":
             overlap = api.OverlapConfig(mode=api.AttnOverlapMode.DYNAMIC, degree=None)
@@ -82,13 +84,15 @@ def parse_setting(text: str) -> Setting:
             work = match[1]
         elif match := re.fullmatch(r"sms(\d+)", part):
             exchange_sms = int(match[1])
+        elif match := re.fullmatch(r"bound(\d+)", part):
+            bound = int(match[1]) << 20
         elif match := re.fullmatch(r"([A-Z_0-9]+)=(.*)", part):
             environment[match[1]] = match[2]
         else:
-            parts = "degreeN, auto, work=MODE, smsN, NAME=VALUE"
+            parts = "degreeN, auto, work=MODE, smsN, boundN, NAME=VALUE"
             allowed = ", ".join([*SETTINGS, f"or {parts} joined by +"])
             raise SystemExit(f"--settings has {text}; allowed: {allowed}")
-    return Setting(text, overlap, work, exchange_sms, environment)
+    return Setting(text, overlap, work, exchange_sms, bound, environment)
 
 
 def with_work(settings: list[str], modes: list[str]) -> list[str]:
@@ -171,7 +175,10 @@ class Ours:
     def planned_bytes(self, element_bytes: int) -> int:
         """What a layer holds by the plan; over transports other than nvlink the rows alone: keys
         and values of other ranks, this rank's float32 gradients of them, and theirs of its own.
+        For stages that take turns it counts buffers of a transport as large as their rows.
         """
+        if "stages_in_flight" in json.loads(self.bound.plan.to_json()):
+            return 2 * self.bound.plan.report.rank_memory[self.bound.rank]
         if self.bound.communicator.backend == "nvlink":
             return memory_over_nvlink(self.bound.plan)[self.bound.rank].peak
         report = self.bound.plan.handle.report()

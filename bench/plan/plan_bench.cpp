@@ -5,14 +5,16 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/document_bench.hpp"
 #include "magi/plan.hpp"
 
 // CPU time of whole plans, which one thread makes: packed causal documents and one causal document.
-// What else the machine does counts as far as it shares caches and clocks.
-// plan_bench [--out FILE] [--draws bench/data/document_draws.json]
+// What else the machine does counts as far as it shares caches and clocks. And exchange memory
+// under the default bound, with the predicted step over that of no bound. plan_bench [--out FILE]
+// [--draws bench/data/document_draws.json]
 namespace {
 
 using magi::Mask;
@@ -57,16 +59,40 @@ double mean_over_draws(const nlohmann::json& draws, const PlanConfig& config, in
   return total / static_cast<double>(draws.size());
 }
 
+/// The worst of nodes of 8 ranks and of one node, under the default bound: GiB of exchange memory
+/// of the rank that holds most, and the predicted step over that of no bound.
+std::pair<double, double> bounded_memory(const Mask& mask, PlanConfig config) {
+  const auto seconds = [](const magi::PlanReport& report) {
+    return report.forward_seconds + report.backward_seconds;
+  };
+  double gib = 0.0, over_unbounded = 0.0;
+  for (const std::int32_t node : {0, 8}) {
+    config.devices_per_node = node;
+    config.max_exchange_bytes.reset();
+    const magi::PlanReport bounded = magi::make_plan(mask, config).report;
+    config.max_exchange_bytes = 0;
+    const magi::PlanReport unbounded = magi::make_plan(mask, config).report;
+    gib = std::max(gib, static_cast<double>(std::ranges::max(bounded.rank_memory)) * 0x1p-30);
+    over_unbounded = std::max(over_unbounded, seconds(bounded) / seconds(unbounded));
+  }
+  return {gib, over_unbounded};
+}
+
 nlohmann::json run(const magi::bench::Options& options) {
   const auto draws = magi::bench::read_draws(options);
   auto rows = nlohmann::json::array();
-  const auto add = [&](const char* name, double ms) {
-    rows.push_back({{"name", name}, {"value", ms}, {"unit", "ms"}});
+  const auto add = [&](const char* name, double value, const char* unit = "ms") {
+    rows.push_back({{"name", name}, {"value", value}, {"unit", unit}});
   };
   add("plan.docs64k.p8.ms", mean_over_draws(draws.at("65536"), config_of(8, 512), 400));
   add("plan.docs1m.p64.ms", mean_over_draws(draws.at("1048576"), config_of(64, 512), 40));
   add("plan.docs1m.p1024.ms", mean_over_draws(draws.at("1048576"), config_of(1024, 512), 10));
   add("plan.causal4m.p256.ms", least_ms(packed_causal({4194304}), config_of(256, 0), 30));
+  PlanConfig config = config_of(256, 0);
+  config.num_heads_q = 32;
+  const auto [gib, over_unbounded] = bounded_memory(packed_causal({4194304}), config);
+  add("plan.memory.4m.p256.gib", gib, "GiB");
+  add("plan.memory.4m.p256.time", over_unbounded, "ratio");
   return rows;
 }
 
