@@ -166,6 +166,9 @@ std::string timeline_picture(const Plan& plan, std::string_view title) {
   const std::int32_t stages = num_stages(plan);
   std::string summary = "one forward pass as the cost model predicts it: " + seconds_text(end) +
                         ", " + std::to_string(stages) + (stages == 1 ? " stage" : " stages");
+  if (plan.stages_in_flight > 0) {
+    summary += ", " + bytes_text(std::ranges::max(plan.report.rank_memory)) + " of exchange memory";
+  }
   if (num_drawn < plan.ranks.size()) {
     summary += "; the first " + std::to_string(num_drawn) + " of " +
                std::to_string(plan.ranks.size()) + " ranks";

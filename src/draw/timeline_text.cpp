@@ -77,6 +77,9 @@ std::string timeline_text(const Plan& plan, std::string_view title, const Termin
   }
   std::string text = std::string(title) + "\none forward pass as the cost model predicts it: " +
                      seconds_text(static_cast<double>(end_ns) * 1e-9);
+  if (plan.stages_in_flight > 0) {
+    text += ", " + bytes_text(std::ranges::max(plan.report.rank_memory)) + " of exchange memory";
+  }
   if (count < static_cast<std::int32_t>(ranks.size())) {
     text +=
         "; the first " + std::to_string(count) + " of " + std::to_string(ranks.size()) + " ranks";

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "draw/numbers.hpp"
+#include "draw/terminal.hpp"
 #include "draw/xml.hpp"
 #include "magi/error.hpp"
 #include "plan/plan_support.hpp"
@@ -227,6 +228,16 @@ TEST(TimelinePicture, ShowsStagesAndTimes) {
   EXPECT_TRUE(has(picture, ", 320 pairs times heads"));
   EXPECT_TRUE(has(picture, "3 stages"));
   EXPECT_EQ(testing::xml_fault(timeline_picture(idle_plan(), "idle")), "");
+}
+
+TEST(TimelinePicture, TellsTheMemoryOfStagesThatTakeTurns) {
+  const Mask mask{4096, 4096, {band_slice({0, 4096}, {0, 4096}, MaskType::Causal)}};
+  PlanConfig config{.num_ranks = 2, .num_heads_q = 8, .num_heads_kv = 8};
+  config.max_exchange_bytes = 8 << 20;  // of 24
+  const Plan plan = make_plan(mask, config);
+  const std::string told = " stages, 6 MiB of exchange memory";
+  EXPECT_TRUE(has(timeline_picture(plan, "turns"), told)) << timeline_picture(plan, "turns");
+  EXPECT_TRUE(has(timeline_text(plan, "turns", {}), "6 MiB of exchange memory"));
 }
 
 TEST(TimelinePicture, ShowsMovingQueriesAndNodes) {
