@@ -45,9 +45,10 @@ std::vector<std::string> all_strategies() {
 }
 
 /// "auto" or numbers.
-std::vector<std::optional<std::int32_t>> parse_choices(const std::string& flag,
-                                                       const std::string& text, Bounds bounds) {
-  std::vector<std::optional<std::int32_t>> choices;
+template <typename Integer = std::int32_t>
+std::vector<std::optional<Integer>> parse_choices(const std::string& flag, const std::string& text,
+                                                  Bounds bounds) {
+  std::vector<std::optional<Integer>> choices;
   for (const std::string& part : split_list(text)) {
     choices.push_back(parse_int_or_auto(flag, part, bounds));
   }
@@ -132,6 +133,12 @@ void add_sweep_flags(CLI::App& app, SweepOptions& options) {
   add("--degree", "N|auto,...", "remote stages; 0: fetch everything first (default auto)",
       [&options](const std::string& text) {
         options.degrees = parse_choices("--degree", text, {0, 64});
+      });
+  add("--max-exchange-bytes", "N|auto,...",
+      "bytes of rows of others that a rank may hold; 0: no bound (default auto: 4 GiB where a plan "
+      "can keep that)",
+      [&options](const std::string& text) {
+        options.bounds = parse_choices<std::int64_t>("--max-exchange-bytes", text, kExchangeBytes);
       });
   add("--strategies", "NAME,...",
       "the library's placements by name; queries, heads, mixed, auto_work; ring, zigzag_ring, "

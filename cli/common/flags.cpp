@@ -266,13 +266,6 @@ void add_search_flags(CLI::App& app, PlanConfig& config) {
   app.add_flag("--uneven", config.placement.uneven_shard,
                "no padding: the last chunk may be short");
   add_stages_flag(app, config);
-  add(app, "--max-exchange-bytes", "N",
-      "refuse plans of which a rank needs more for rows of others; 0: no bound (default 4 GiB, "
-      "which refuses none)",
-      [&config](const std::string& text) {
-        config.max_exchange_bytes =
-            parse_int("--max-exchange-bytes", text, {0, std::int64_t{1} << 60});
-      });
   app.option_defaults()->group("Options");
 }
 
@@ -302,6 +295,12 @@ void add_plan_flags(CLI::App& app, PlanConfig& config) {
       [&app, &config](const std::string& text) { set_layout(app, text, config); });
   add_int(app, "--max-runs", config.max_runs, {1, kMaxRows},
           "recurrent layers: runs of a rank that come after rows of other ranks, at most");
+  add(app, "--max-exchange-bytes", "N",
+      "refuse plans of which a rank needs more for rows of others; 0: no bound (default 4 GiB, "
+      "which refuses none)",
+      [&config](const std::string& text) {
+        config.max_exchange_bytes = parse_int("--max-exchange-bytes", text, kExchangeBytes);
+      });
   add_degree_flag(app, config);
   add_search_flags(app, config);
 }

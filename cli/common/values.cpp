@@ -53,12 +53,12 @@ std::int64_t parse_int(std::string_view flag, std::string_view text, Bounds boun
   return *value;
 }
 
-std::optional<std::int32_t> parse_int_or_auto(std::string_view flag, std::string_view text,
+std::optional<std::int64_t> parse_int_or_auto(std::string_view flag, std::string_view text,
                                               Bounds bounds) {
   if (text == "auto") return std::nullopt;
   const std::optional<std::int64_t> value = int_within(text, bounds);
   if (!value) throw invalid(flag, shown(text), "auto or " + allowed_ints(bounds));
-  return static_cast<std::int32_t>(*value);
+  return value;
 }
 
 double parse_number(std::string_view flag, std::string_view text, double low, double high) {

@@ -17,9 +17,11 @@ struct Bounds {
   std::int64_t high = 0;
 };
 
+inline constexpr Bounds kExchangeBytes{0, std::int64_t{1} << 60};  ///< of --max-exchange-bytes
+
 std::int64_t parse_int(std::string_view flag, std::string_view text, Bounds bounds);
 /// Nothing for "auto".
-std::optional<std::int32_t> parse_int_or_auto(std::string_view flag, std::string_view text,
+std::optional<std::int64_t> parse_int_or_auto(std::string_view flag, std::string_view text,
                                               Bounds bounds);
 double parse_number(std::string_view flag, std::string_view text, double low, double high);
 

@@ -38,33 +38,38 @@ double value_of(const SweepRow& row, Curve curve) {
   return 0.0;
 }
 
-/// Names of curves: the strategy, and of chunk size and degree what the sweep has several of.
+/// Names of curves: the strategy, and of chunk size, degree and bound what the sweep has several
+/// of.
 class CurveNames {
  public:
   explicit CurveNames(const std::vector<SweepRow>& rows) {
     std::set<std::optional<std::int32_t>> chunks, degrees;
+    std::set<std::optional<std::int64_t>> bounds;
     for (const SweepRow& row : rows) {
       if (row.is_baseline) continue;
       chunks.insert(row.chunk);
       degrees.insert(row.degree);
+      bounds.insert(row.bound);
     }
     has_chunks_ = chunks.size() > 1;
     has_degrees_ = degrees.size() > 1;
+    has_bounds_ = bounds.size() > 1;
   }
 
   std::string of(const SweepRow& row) const {
-    const auto choice = [](const char* what, const std::optional<std::int32_t>& value) {
+    const auto choice = [](const char* what, const auto& value) {
       return std::string(what) + (value ? std::to_string(*value) : "auto");
     };
     std::string name = row.figures.strategy;
     if (row.is_baseline) return name;
     if (has_chunks_) name += choice(", chunk ", row.chunk);
     if (has_degrees_) name += choice(", degree ", row.degree);
+    if (has_bounds_) name += choice(", bytes at most ", row.bound);
     return name;
   }
 
  private:
-  bool has_chunks_ = false, has_degrees_ = false;
+  bool has_chunks_ = false, has_degrees_ = false, has_bounds_ = false;
 };
 
 /// Logarithms have no zero: points without time or bytes are left out.

@@ -22,6 +22,23 @@ Mask repeated(const Mask& mask, std::int32_t count) {
 
 bool has_documents(const std::string& name) { return name.starts_with("varlen"); }
 
+/// Rows of one strategy of the library on one number of ranks: `row`, with what differs.
+void add_plans(const SweepOptions& options, const std::string& strategy, simulate::Problem problem,
+               SweepRow row, std::vector<SweepRow>& rows) {
+  PlanConfig& config = problem.config;
+  for (const auto& chunk : options.chunks) {
+    for (const auto& degree : options.degrees) {
+      for (const auto& bound : options.bounds) {
+        config.placement.chunk_size = row.chunk = chunk;
+        config.overlap_degree = row.degree = degree;
+        config.max_exchange_bytes = row.bound = bound;
+        row.figures = simulate::simulate(problem, strategy);
+        rows.push_back(row);
+      }
+    }
+  }
+}
+
 /// Rows of one number of ranks.
 void add_rows(const SweepOptions& options, const Mask& mask, std::int32_t ranks,
               const std::function<void()>& advance, std::vector<SweepRow>& rows) {
@@ -39,14 +56,7 @@ void add_rows(const SweepOptions& options, const Mask& mask, std::int32_t ranks,
       row.figures = simulate::simulate(problem, strategy);
       rows.push_back(std::move(row));
     } else {
-      for (const auto& chunk : options.chunks) {
-        for (const auto& degree : options.degrees) {
-          problem.config.placement.chunk_size = row.chunk = chunk;
-          problem.config.overlap_degree = row.degree = degree;
-          row.figures = simulate::simulate(problem, strategy);
-          rows.push_back(row);
-        }
-      }
+      add_plans(options, strategy, problem, row, rows);
     }
     advance();
   }

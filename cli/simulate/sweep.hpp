@@ -9,13 +9,15 @@
 
 #include "simulate/simulate.hpp"
 
-// Simulations of many ranks, chunk sizes and overlap degrees, and what is printed of them.
+// Simulations of many ranks, chunk sizes, overlap degrees and bounds of exchange memory, and what
+// is printed of them.
 namespace magi::cli {
 
 struct SweepOptions {
   std::vector<std::int32_t> ranks = {8};
   std::vector<std::optional<std::int32_t>> chunks = {std::nullopt};
   std::vector<std::optional<std::int32_t>> degrees = {std::nullopt};
+  std::vector<std::optional<std::int64_t>> bounds = {std::nullopt};
   std::vector<std::string> strategies;
   PlanConfig config;
   simulate::Cluster cluster;
@@ -27,7 +29,8 @@ struct SweepRow {
   std::int32_t ranks = 0;
   std::optional<std::int32_t> chunk;   ///< as asked for; absent: the library's rule
   std::optional<std::int32_t> degree;  ///< absent: chosen by the cost model
-  bool is_baseline = false;            ///< neither has a meaning for it
+  std::optional<std::int64_t> bound;   ///< PlanConfig::max_exchange_bytes
+  bool is_baseline = false;            ///< none of these has a meaning for it
   std::int32_t num_rows = 0;
   simulate::Figures figures;
 };
@@ -49,7 +52,8 @@ enum class Curve {
   NetworkBytes,  ///< sent between nodes in both, by the mean rank
   NodeBytes,     ///< sent inside nodes
 };
-/// An SVG text: one curve for each strategy, and for each of its chunk sizes and degrees.
+/// An SVG text: one curve for each strategy, and for each of its chunk sizes, degrees
+/// and bounds.
 std::string curve_picture(const std::vector<SweepRow>& rows, Curve curve, const std::string& title);
 
 /// A mask of `rows` rows by its name (dist_mask_names). Beyond the longest recorded documents

@@ -15,15 +15,24 @@ std::string number_or(const std::optional<std::int32_t>& value, const char* abse
   return value ? std::to_string(*value) : absent;
 }
 
+std::string bound_of(const SweepRow& row) {
+  if (row.is_baseline) return "-";
+  if (!row.bound) return "auto";
+  return *row.bound == 0 ? "none" : draw::bytes_text(*row.bound);
+}
+
 std::string mean_bytes(const SweepRow& row, LinkClass link) {
   return draw::bytes_text(row.figures.bytes(link) / row.ranks);
 }
 
 TableLine line_of(const SweepRow& row) {
   const Figures& figures = row.figures;
-  TableLine line = {std::to_string(row.ranks), draw::grouped(row.num_rows),
+  TableLine line = {std::to_string(row.ranks),
+                    draw::grouped(row.num_rows),
                     row.is_baseline ? "-" : number_or(row.chunk, "auto"),
-                    row.is_baseline ? "-" : number_or(row.degree, "auto"), figures.strategy};
+                    row.is_baseline ? "-" : number_or(row.degree, "auto"),
+                    bound_of(row),
+                    figures.strategy};
   if (!figures.refusal.empty()) {
     line.insert(line.end(), 7, "-");
     return line;
@@ -53,6 +62,7 @@ nlohmann::ordered_json row_json(const SweepRow& row) {
   if (!row.is_baseline) {
     json["chunk"] = row.chunk ? nlohmann::ordered_json(*row.chunk) : nullptr;
     json["degree"] = row.degree ? nlohmann::ordered_json(*row.degree) : nullptr;
+    if (row.bound) json["max_exchange_bytes"] = *row.bound;
   }
   if (!figures.refusal.empty()) {
     json["refusal"] = figures.refusal;
@@ -68,9 +78,9 @@ nlohmann::ordered_json row_json(const SweepRow& row) {
 }  // namespace
 
 std::string to_table(const SweepOptions& options, const std::vector<SweepRow>& rows) {
-  std::vector<TableLine> lines = {{"ranks", "rows", "chunk", "degree", "strategy", "forward",
-                                   "backward", "exposed", "in nodes", "between", "memory",
-                                   "balance"}};
+  std::vector<TableLine> lines = {{"ranks", "rows", "chunk", "degree", "bound", "strategy",
+                                   "forward", "backward", "exposed", "in nodes", "between",
+                                   "memory", "balance"}};
   std::string refusals;
   for (const SweepRow& row : rows) {
     lines.push_back(line_of(row));

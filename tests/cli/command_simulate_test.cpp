@@ -44,6 +44,24 @@ TEST(CommandSimulate, SweepsRanksChunksAndDegrees) {
   }
 }
 
+TEST(CommandSimulate, TellsMemoryAndTimeUnderEachBound) {
+  const std::string flags =
+      "--tokens 65536 --causal --ranks 2 --strategies auto,ring --max-exchange-bytes "
+      "auto,0,134217728,1024";
+  const auto rows = rows_of(flags);
+  ASSERT_EQ(rows.size(), 5u);
+  EXPECT_EQ(rows[0]["memory_bytes"], rows[1]["memory_bytes"]);
+  EXPECT_EQ(rows[2]["max_exchange_bytes"], 134217728);
+  // Rows of others take 384 MiB without a bound.
+  EXPECT_LT(rows[2]["memory_bytes"], rows[1]["memory_bytes"].get<std::int64_t>() - (256 << 20));
+  EXPECT_GT(rows[2]["backward"]["seconds"], 0.0);
+  EXPECT_TRUE(has(rows[3]["refusal"], "max_exchange_bytes allows 1024")) << rows[3];
+  EXPECT_FALSE(rows[4].contains("max_exchange_bytes"));
+  const Outcome table = run_magi("simulate " + flags);
+  EXPECT_TRUE(has(table.out, "none")) << table.out;
+  EXPECT_TRUE(has(table.out, "128 MiB")) << table.out;
+}
+
 TEST(CommandSimulate, TellsWhatAStrategyCannotDo) {
   const Outcome outcome = run_magi("simulate --tokens 4096 --ranks 3 --strategies auto,ulysses");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -182,6 +200,7 @@ TEST(CommandSimulate, RefusesInOneSentence) {
       {"--tokens 64 --strategies carrier", "--strategies"},
       {"--tokens 64 --chunk 0", "--chunk is '0'; allowed: auto or an integer from 1"},
       {"--tokens 64 --degree many", "--degree is 'many'; allowed: auto or"},
+      {"--tokens 64 --max-exchange-bytes 1,-1", "--max-exchange-bytes is '-1'; allowed: auto or"},
       {"--tokens 64 --stages sea", "--stages is 'sea'"},
       {"--tokens 64 --heads-q 6 --heads-kv 4", "num_heads_q is 6"},
       {"--cu-seqlens 0,64 --cu-seqlens-k 0,32", "64 queries and 32 keys"},
