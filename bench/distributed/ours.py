@@ -175,10 +175,7 @@ class Ours:
     def planned_bytes(self, element_bytes: int) -> int:
         """What a layer holds by the plan; over transports other than nvlink the rows alone: keys
         and values of other ranks, this rank's float32 gradients of them, and theirs of its own.
-        For stages that take turns it counts buffers of a transport as large as their rows.
         """
-        if "stages_in_flight" in json.loads(self.bound.plan.to_json()):
-            return 2 * self.bound.plan.report.rank_memory[self.bound.rank]
         if self.bound.communicator.backend == "nvlink":
             return memory_over_nvlink(self.bound.plan)[self.bound.rank].peak
         report = self.bound.plan.handle.report()

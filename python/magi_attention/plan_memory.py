@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Protocol
 
+from magi_attention.common.plan_report import PlanReport
+
 _KEYS_VALUES, _KEY_GRADIENTS = 0, 3  # roles of exchanges in a plan's JSON
 _SUM_BYTES = 4  # float32
 _ALIGNMENT = 256
@@ -36,21 +38,24 @@ class NvlinkMemory:
 
 
 class _Plan(Protocol):
+    report: PlanReport
+
     def to_json(self) -> str: ...
 
 
 def memory_over_nvlink(plan: _Plan) -> tuple[NvlinkMemory, ...]:
     """Returns, by rank, what a layer takes over the transport `nvlink` in tensors of the type that
     the plan counts with, with float32 gradients on the wire. ValueError for a plan that moves
-    queries or shares heads out, or whose stages take turns in memory.
+    queries or shares heads out.
     """
     tables = json.loads(plan.to_json())
     if tables.get("num_head_shares", 1) > 1 or any(len(r["q"]) > 1 for r in tables["ranks"]):
         raise ValueError("plan moves queries or heads; allowed: a plan whose keys travel alone")
-    if "stages_in_flight" in tables:
-        raise ValueError(
-            "plan has stages that take turns in memory, which this transport does not lay out; "
-            "allowed: a plan that max_exchange_bytes leaves whole"
+    if "stages_in_flight" in tables:  # NCCL moves their rows, of which as many are on their way
+        element = tables["config"]["element_bytes"]
+        sizes = [2 * size for size in plan.report.rank_memory]
+        return tuple(
+            NvlinkMemory(0, size * element // (element + _SUM_BYTES), size) for size in sizes
         )
     layer = _Layer(tables)
     window = layer.window_bytes()

@@ -108,10 +108,12 @@ def test_other_plans_are_refused(work):
         memory_over_nvlink(plan)
 
 
-def test_stages_that_take_turns_are_refused():
-    plan = full(degree=8, max_exchange_bytes=ROWS * (KEYS + SUMS) // 4)
-    with pytest.raises(ValueError, match="plan has stages that take turns in memory"):
-        memory_over_nvlink(plan)
+def test_stages_that_take_turns_need_no_window():
+    bound = ROWS * (KEYS + SUMS) // 4
+    for memory in memory_over_nvlink(full(degree=8, max_exchange_bytes=bound)):
+        assert memory.window == 0
+        assert 0 < memory.backward <= 2 * bound
+        assert memory.forward * (KEYS + SUMS) == memory.backward * KEYS
 
 
 @over(4)
