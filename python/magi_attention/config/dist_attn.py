@@ -23,7 +23,8 @@ class DistAttnConfig:
     - work: what travels. "keys"; "queries": these too where that moves fewer bytes; "heads": both,
       to ranks that share out the kv heads; "auto": the fastest as predicted. None: "heads" where
       MAGI_ATTENTION_FLATTEN_HEAD_GROUPS is 1, else "queries" where MAGI_ATTENTION_QO_COMM is 1,
-      else "auto" for a contiguous layout and "keys" for a permuted one.
+      else "auto" for a contiguous layout; for a permuted one "keys", or where the cost model says
+      that more than a fifth of the step could be gained, the fastest of a few plans.
     - head_shares: with work "heads", into how many shares kv heads are divided: a common divisor of
       ranks and kv heads, which ValueError names when the plan is made. 0: the fastest as predicted.
     - max_exchange_bytes: the most bytes that a rank holds of rows of others and their gradients, in

@@ -15,6 +15,7 @@ from magi_attention.config.dist_attn import WORK_MODES, DistAttnConfig
 from magi_attention.env import comm, general
 
 _NO_BOUND = -1
+_CHOSEN = len(WORK_MODES)  # MAGI_WORK_CHOSEN
 COST_VARIABLE = "MAGI_ATTENTION_COST_FILE"
 # MagiAttention's algorithms that the library has no own one for.
 _PLACED_AS = {
@@ -34,7 +35,8 @@ def to_plan_config(config: DistAttnConfig) -> structs.PlanConfig:
     """
     overlap = config.overlap_config
     native = default_plan_config()
-    native.work = WORK_MODES.index(_work_of(config))
+    work = _work_of(config)
+    native.work = _CHOSEN if work is None else WORK_MODES.index(work)
     native.head_shares = config.head_shares
     if config.max_exchange_bytes is not None:
         native.max_exchange_bytes = config.max_exchange_bytes or _NO_BOUND
@@ -48,14 +50,14 @@ def to_plan_config(config: DistAttnConfig) -> structs.PlanConfig:
     return native
 
 
-def _work_of(config: DistAttnConfig) -> str:
+def _work_of(config: DistAttnConfig) -> str | None:
     if config.work is not None:
         return config.work
     if general.is_flatten_head_groups_enable():
         return "heads"
     if comm.is_qo_comm_enable():
         return "queries"
-    return "auto" if config.dispatch_config.layout == "contiguous" else "keys"
+    return "auto" if config.dispatch_config.layout == "contiguous" else None
 
 
 @functools.cache

@@ -84,7 +84,7 @@ class NeededKeys:
         if any(transfer[4] != _KEYS_SPACE for transfer in plan["transfers"]):
             raise NotImplementedError(
                 "the plan moves queries; allowed for keys that are chosen in a call: plans whose "
-                "keys alone travel"
+                "keys alone travel; try: work='keys' when the plan is made"
             )
         self._is_alone = plan["config"]["num_ranks"] == 1
         self._own = _host_ids(position_ids_of(rank))
