@@ -258,7 +258,7 @@ def _under_plan(ours: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _plan_of_runs(plans: Mapping[str, Any]) -> Any:
-    """Of plans by type of layer on one placement, the one for recurrent layers: their own, or that
+    """The plan for recurrent layers, of plans by type of layer on one placement: their own, or that
     which shows keys farthest, as windows and chunks are no documents. TypeError for other values.
     """
     found = [plan for name, plan in plans.items() if name in UNATTENDED_LAYERS] or [*plans.values()]

@@ -314,7 +314,7 @@ _ALLOWED = {
 
 
 class MagiCallback(TrainerCallback):
-    """What a Trainer needs for MagiCollator, which it may be given here or as data_collator: all
+    """Gives a Trainer what MagiCollator (passed here, or its data_collator) needs: all
     columns of samples (remove_unused_columns=False), batches that the collator deals out, of
     training and of evaluation, each sample once, and as eval_loss the mean over all tokens. Sets
     attn_implementation="magi" where the model has another one. Checks what would make losses wrong
