@@ -64,7 +64,8 @@ def test_what_auto_chooses(ranks):
 @pytest.mark.parametrize("heads", [(8, 8), (8, 1)])
 def test_stages_in_turns(ranks, heads, degree):
     bound = 150 * heads[1] * 2 * 16 * (2 + 4) // 2
-    case = Case(mask="varlen_causal", heads=heads, degree=degree, max_exchange_bytes=bound)
+    options = dict(heads=heads, degree=degree, max_exchange_bytes=bound, work="keys")
+    case = Case(mask="varlen_causal", **options)
     ranks.run(4, cases.stages_in_turns, case)
 
 
