@@ -35,7 +35,8 @@ enum class WorkMode : std::int32_t {
           ///< all of them; see Plan::num_head_shares. `auto` then places rows in order
   Chosen,  ///< Keys; where more than a fifth of the predicted step could be gained the fastest of
            ///< few plans: Keys in another placement, Heads in as many shares as may be, and Queries
-           ///< where Keys leave work uneven. The plan's config has what was chosen.
+           ///< where Keys leave work uneven. The plan's config has what was chosen. For
+           ///< make_plan and make_plan_on alone; it has no name in work_from_name.
 };
 
 /// "keys", "queries", "auto", "heads".

@@ -142,9 +142,13 @@ void keep_faster(PlanWithLoads other, std::optional<PlanWithLoads>& kept) {
 /// Throws InvalidArgument where the fastest plan does not keep a bound that was asked for.
 void require_bound(const Plan& plan) {
   if (!planner::is_above_bound(plan.config, exchange_bytes(plan))) return;
-  throw invalid(
-      "max_exchange_bytes", *plan.config.max_exchange_bytes,
-      "0 (no bound), or for this mask and config at least " + std::to_string(exchange_bytes(plan)));
+  std::string allowed =
+      "0 (no bound), or for this mask and config at least " + std::to_string(exchange_bytes(plan));
+  if (plan.config.overlap_degree.value_or(planner::kStagesInFlight + 1) <=
+      planner::kStagesInFlight) {
+    allowed += "; stages that take turns need an overlap_degree of 3 or more, or none";
+  }
+  throw invalid("max_exchange_bytes", *plan.config.max_exchange_bytes, allowed);
 }
 
 /// Plans a mask in several ways; rows are placed once for all ways that place them alike.

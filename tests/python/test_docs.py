@@ -180,10 +180,20 @@ def test_links_lead_somewhere():
     documents += (ROOT / "examples").rglob("*.md")
     broken = []
     for document in documents:
-        for target in re.findall(r"\]\(([\w./-]*\w)(?:#[^)]*)?\)", document.read_text("utf-8")):
-            if not (document.parent / target).exists():
-                broken.append(f"{document.relative_to(ROOT)}: {target}")
+        links = re.findall(r"\]\(([\w./-]*\w)(?:#([^)]*))?\)", document.read_text("utf-8"))
+        for target, anchor in links:
+            path = document.parent / target
+            has_anchors = bool(anchor) and path.suffix == ".md"
+            if not path.exists() or (has_anchors and anchor not in _anchors(path)):
+                broken.append(f"{document.relative_to(ROOT)}: {target}#{anchor}")
     assert not broken
+
+
+def _anchors(page: Path) -> set[str]:
+    """Those that headings of a page get."""
+    headings = re.findall(r"^#+ +(.+)$", page.read_text("utf-8"), re.MULTILINE)
+    words = (re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings)
+    return {re.sub(r"\s", "-", heading) for heading in words}
 
 
 def test_index_leads_to_every_page():

@@ -106,6 +106,11 @@ def deal(loader: DataLoader, cp_group: dist.ProcessGroup | None, is_same_on_rank
             "the loader has a DistributedSampler; allowed: a sampler of all samples, which are "
             "dealt out here"
         )
+    if getattr(loader.dataset, "_distributed", None) is not None:  # of Hugging Face's datasets
+        raise ValueError(
+            "the loader has a dataset that split_dataset_by_node has split; allowed: one of all "
+            "samples, in one order on all ranks, which are dealt out here"
+        )
     place, seed = _agree(cp_group, is_same_on_ranks)
     if isinstance(loader.dataset, IterableDataset):
         stream = _DealtStream(loader, place)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import re
 import warnings
 from typing import Any
 
@@ -33,7 +34,8 @@ def is_installed() -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     low, high = VERSIONS
-    if low <= tuple(map(int, version.split(".")[:2])) < high:
+    known = re.match(r"(\d+)\.(\d+)", version)
+    if known is not None and low <= tuple(map(int, known.groups())) < high:
         return True
     allowed = ">={}.{},<{}.{}".format(*low, *high)
     warnings.warn(
@@ -75,7 +77,7 @@ class Convolution:
             fetched = halo.fetch.move(CAST, x[halo.sent])
             for source, (places, rows) in ((x, halo.own), (fetched, halo.others)):
                 before.index_copy_(0, places, source.index_select(0, rows))
-            before = before.view(*halo.places.shape, -1).mT
+            before = before.view(*halo.places.shape, x.shape[1]).mT
             state = torch.nn.functional.pad(before, (1, 0)).contiguous()
         rows = _calls_of(self._runs, x.device).rows
         out, _ = causal_conv1d_fwd(

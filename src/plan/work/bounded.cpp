@@ -13,9 +13,6 @@
 namespace magi::planner {
 namespace {
 
-/// One stage travels while another is computed. With as many stages, each has memory of its own.
-constexpr std::int32_t kStagesInFlight = 2;
-
 /// Numbers of runs of rows, and of sections of kv heads in which each of them comes.
 struct Parts {
   std::int32_t rows = 1;

@@ -11,6 +11,9 @@
 
 namespace magi::planner {
 
+/// One stage travels while another is computed. With as many stages, each has memory of its own.
+inline constexpr std::int32_t kStagesInFlight = 2;
+
 /// Builds the exchanges, ranks and transfers of a plan whose keys travel in such stages.
 using BuildStages = std::function<void(const StageShape&)>;
 
