@@ -303,6 +303,11 @@ def other_samples(group) -> None:
     for changes in ({"input_ids": ids + (rank == 2)}, {"position_ids": ids + (rank == 2)}):
         sample = {"input_ids": ids, **changes}
         refuses(lambda: collator([sample]), ValueError, pattern)
+    for is_same in (True, False):
+        collator = MagiCollator(collator.model, group, is_same_on_ranks=is_same)
+        sample = {"input_ids": ids} | ({"pixel_values": ids} if rank == 1 else {})
+        others = "samples of rank 1 of the group are refused: .*pixel_values"
+        refuses(lambda: collator([sample]), ValueError, "pixel_values" if rank == 1 else others)
 
 
 def whole_parameters(model, version: int | None):

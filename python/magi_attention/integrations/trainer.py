@@ -205,9 +205,14 @@ class MagiCollator:
         if any(code is _DISPATCHES for code in _codes_of_callers()):
             raise ValueError(_DISPATCHED)
         refuse_lone_process(self.cp_group)
-        for sample in samples:
-            _refuse_unused(sample, self._parameters)
-        samples = self._of_group([one for sample in samples for one in _documents_of(sample)])
+        refused, own = None, []
+        try:
+            for sample in samples:
+                _refuse_unused(sample, self._parameters)
+                own += _documents_of(sample)
+        except (TypeError, ValueError) as error:  # others wait for this rank's samples
+            refused, own = error, []
+        samples = self._of_group(own, refused)
         lengths = [len(sample["input_ids"]) for sample in samples]
         ids, labels, positions, seqlens = self._packed(samples, lengths)
         plans = plans_of_documents(self.model, seqlens, self.cp_group, self.config)
@@ -261,16 +266,24 @@ class MagiCollator:
             positions[i] = sample.get("position_ids", positions[i])
         return *map(torch.cat, (ids, labels, positions)), lengths
 
-    def _of_group(self, samples: list[dict]) -> list[dict]:
-        """The samples of all ranks, in the order of ranks."""
-        if size_of(self.cp_group) == 1:
-            return samples
+    def _of_group(self, samples: list[dict], refused: Exception | None) -> list[dict]:
+        """The samples of all ranks, in the order of ranks. Raises why this rank's are refused;
+        ValueError where another rank's are.
+        """
+        gathered: list[Any] = [(samples, refused and str(refused))]
+        if size_of(self.cp_group) > 1:
+            told = gathered[0] if refused or not self.is_same_on_ranks else ([], None)
+            gathered = [None] * size_of(self.cp_group)
+            dist.all_gather_object(gathered, told, group=self.cp_group)
+        if refused is not None:
+            raise refused
+        for rank, (_, why) in enumerate(gathered):
+            if why is not None:
+                raise ValueError(f"samples of rank {rank} of the group are refused: {why}")
         if self.is_same_on_ranks:
             refuse_other_samples(samples, self.cp_group, _SAME)
             return samples
-        gathered: list[Any] = [None] * size_of(self.cp_group)
-        dist.all_gather_object(gathered, samples, group=self.cp_group)
-        return [sample for of_rank in gathered for sample in of_rank]
+        return [sample for of_rank, _ in gathered for sample in of_rank]
 
 
 _SAME = (
