@@ -48,9 +48,10 @@ def start() -> torch.device:
 
 
 def sequences(given: argparse.Namespace, device: torch.device) -> Iterator[Packed]:
-    """A sequence for each step, the same on all ranks: texts of this machine, whose bytes are the
-    tokens. Put your own data here: ids, targets (what each row is to predict, IGNORED for nothing)
-    and positions within documents, int64 [tokens], and bounds of documents, int32 [documents + 1].
+    """A sequence for each step, the same on all ranks: texts that Python brings, whose bytes are
+    the tokens. Put your own data here: ids, targets (what each row is to predict, IGNORED for
+    nothing) and positions within documents, int64 [tokens], and bounds of documents, int32
+    [documents + 1].
     """
     text = Text(given.tokens, min(given.steps, _DIFFERENT), max(given.tokens // 4, 24))
     for step in range(given.steps):
