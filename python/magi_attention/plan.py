@@ -413,14 +413,24 @@ class BoundPlan:
 
     @cached_property
     def needed_keys(self) -> NeededKeys:
-        """The keys that the plan brings to this rank in each calc_sparse_attn."""
+        """The keys that come to this rank in gather_needed and each calc_sparse_attn."""
+        return NeededKeys(self.plan.handle, self.rank, self.rows)
 
-        def position_ids_of(rank: int) -> list[int]:
-            return self.plan.position_ids(rank)[: _num_valid_rows(self.plan, rank)]
+    def gather_needed(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's rows x [rows, ...], with or without their padding, and behind them the rows
+        of other ranks that its queries may see under the plan's mask, in the order of the sequence:
+        needed_position_ids tells which. Each comes once, straight from its owner. Gradients of
+        these rows are added at their owners in the order of the ranks, in float32 or wider.
+        Collective, where a rank needs any.
+        """
+        return self.needed_keys.gather_checked(x, self.plan.report.digest)
 
-        text, total = self.plan.to_json(), self.total_seqlen
-        group = self.cp_group, self.communicator
-        return NeededKeys(text, self.rank, position_ids_of, total, *group)
+    @cached_property
+    def needed_position_ids(self) -> torch.Tensor:
+        """int64, in host memory: the row of the sequence of every row of gather_needed of x with
+        its padding, which counts as the last row.
+        """
+        return self.needed_keys.ids(self.local_rows)
 
     def calc_sparse_attn(
         self,

@@ -67,12 +67,13 @@ class Rows:
             with torch.inference_mode(False):  # kept, also for training, which may save them
                 host = self._ids_on.get(_HOST)
                 if host is None:
-                    host = self._ids_on[_HOST] = self._ids_on_host()
+                    host = self._ids_on[_HOST] = self.ids_of(self._rank)
                 ids = self._ids_on[device] = host.to(device)
         return ids
 
-    def _ids_on_host(self) -> torch.Tensor:
-        ids = self._placement.position_ids(self._rank, self.total_seqlen)
+    def ids_of(self, rank: int) -> torch.Tensor:
+        """int64 [its rows], in host memory: position_ids of another rank."""
+        ids = self._placement.position_ids(rank, self.total_seqlen)
         if not ids:
             return torch.empty(0, dtype=torch.int64, device=_HOST)
         # A view of the array's memory: torch.tensor would read it element by element.
@@ -97,7 +98,7 @@ class Rows:
             return x[: self.total_seqlen].clone()
         with self.refusals():
             local = as_moved(x)
-        self._begin("undispatch", x)
+        self.begin("undispatch", x)
         whole = local.new_empty((self.total_seqlen, local.shape[1]))
         source, target = TensorStruct(local), TensorStruct(whole)
         placement, group = self._placement.address, self.communicator.address
@@ -113,7 +114,7 @@ class Rows:
             return torch.view_as_complex(self.reduce(torch.view_as_real(grad.resolve_conj())))
         with self.refusals():
             whole = as_rows(grad)
-        self._begin("sum of gradients", grad)
+        self.begin("sum of gradients", grad)
         local = whole.new_empty((self.count, whole.shape[1]))
         source, target = TensorStruct(whole), TensorStruct(local)
         args = structs.UndispatchGradient(
@@ -134,7 +135,7 @@ class Rows:
             return rolled
         with self.refusals():
             local = as_moved(x)
-        self._begin("roll", x, shift % self.total_seqlen)
+        self.begin("roll", x, shift % self.total_seqlen)
         rolled = torch.empty_like(local)
         source, target = TensorStruct(local), TensorStruct(rolled)
         args = structs.RollArgs(
@@ -155,7 +156,7 @@ class Rows:
         """Moves rows of x between ranks into out, as Communicator.exchange; kind: CAST or SUM."""
         if self._is_alone:
             return
-        self._begin(function, x)
+        self.begin(function, x)
         self.communicator.exchange(kind, [x], [out], owned, needed, self._digest)()
 
     @contextmanager
@@ -169,7 +170,7 @@ class Rows:
                 (first_calls.later if first_calls.have_agreed else first_calls).refuse(error)
             raise
 
-    def _begin(self, function: str, x: torch.Tensor, shift: int = 0) -> None:
+    def begin(self, function: str, x: torch.Tensor, shift: int = 0) -> None:
         """Notes a call for those that another rank's refusal is for. Collective where it is the
         group's first, or new on GPUs and transports there show ranks no exchange: CommError on all
         of them where they differ. Others compare every exchange.

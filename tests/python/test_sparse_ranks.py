@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
@@ -13,7 +12,6 @@ import dense
 from magi_attention import api, masks
 from magi_attention.compat.keys.lookup import runtime_of
 from magi_attention.config import DispatchConfig, DistAttnConfig
-from magi_attention.functional.sparse_dist_attn import NeededKeys, Run, runs_to_send
 from magi_attention.plan import Plan
 from pipeline_cases import Case, make_key
 from ranks import over, refuses
@@ -187,25 +185,6 @@ def test_lists_inside_a_window(ranks, size, block):
 @pytest.mark.parametrize("size", [2, 4])
 def test_shards_of_different_lengths(ranks, size):
     ranks.run(size, chosen_inside_a_window, 1, True)
-
-
-def test_runs_to_send():
-    """Rows that overlap in the transfers to two ranks; own ones and queries do not count."""
-    transfers = [
-        [0, 1, 0, 1, 0, 0, 10], [0, 2, 4, 1, 0, 0, 10], [0, 0, 0, 1, 0, 0, 30],
-        [0, 1, 20, 2, 0, 10, 5], [1, 0, 0, 1, 0, 0, 7], [0, 2, 0, 1, 1, 0, 9],
-    ]  # fmt: skip
-    assert runs_to_send(transfers, 0) == [
-        Run(0, 4, (1,)), Run(4, 6, (1, 2)), Run(10, 4, (2,)), Run(20, 5, (1,)),
-    ]  # fmt: skip
-    assert runs_to_send(transfers, 1) == [Run(0, 7, (0,))]
-    assert runs_to_send(transfers, 2) == []
-
-
-def test_plans_that_move_queries_are_refused():
-    plan = {"config": {"num_ranks": 2}, "transfers": [[0, 1, 0, 1, 1, 0, 4]]}
-    with pytest.raises(NotImplementedError, match="the plan moves queries"):
-        NeededKeys(json.dumps(plan), 0, lambda _: [], 8, None)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -3,7 +3,8 @@
 
 - under slices on one device: flex_flash_attn, with _slices;
 - under blocks and lists of keys: block_sparse, with _sparse;
-- over ranks: dist_attn, with _rank_attention, and sparse_dist_attn for chosen keys;
+- over ranks: dist_attn, with _rank_attention, and sparse_dist_attn, with needed_rows, for chosen
+  keys;
 - rows that change place: rows;
 - partial results put together: utils.
 

@@ -1,23 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of a rank's rows to keys that are chosen in every call, inside of a plan's mask: which
-keys of other ranks are needed, how they come and how their gradients go back.
-"""
+"""Attention of a rank's rows to keys that are chosen in every call, inside of a plan's mask."""
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
-import torch.distributed as dist
 
-from magi_attention._group_holders import holds_groups, is_destroyed
 from magi_attention._native.attention import Options
-from magi_attention._native.vtable import CAST, SUM, Communicator
-from magi_attention.comm.first_call import Backwards
-from magi_attention.common._derivatives import refuse_second_derivative
+from magi_attention._native.handles import PlanHandle
 from magi_attention.common._lru import LruCache
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional._checks import check_params, check_qkv
@@ -29,119 +18,30 @@ from magi_attention.functional._sparse import (
     check_own_backend,
     check_word,
 )
+from magi_attention.functional.needed_rows import NeededRows
+from magi_attention.rows import Rows
 
-_KEYS_SPACE = 0  # of a transfer in a plan's JSON
 _TABLES_KEPT = 4  # a plan's layers have one length, block and device
 
 
-class Run(NamedTuple):
-    """Neighbouring rows of one owner that go to the same ranks."""
+class NeededKeys(NeededRows):
+    """The keys of a plan on one rank, and where each row of the sequence is among them."""
 
-    first: int
-    count: int
-    receivers: tuple[int, ...]
-
-
-def runs_to_send(transfers: list[list[int]], owner: int) -> list[Run]:
-    """Runs of an owner's rows, from the transfers of a plan's JSON: [src, dst, src row, segment of
-    dst, space, dst row, rows] each.
-    """
-    spans = [
-        (first, first + count, dst)
-        for src, dst, first, _, space, _, count in transfers
-        if src == owner and dst != owner and space == _KEYS_SPACE
-    ]
-    cuts = sorted({cut for begin, end, _ in spans for cut in (begin, end)})
-    runs = []
-    for begin, end in itertools.pairwise(cuts):
-        receivers = sorted({dst for first, last, dst in spans if first <= begin < last})
-        if receivers:
-            runs.append(Run(begin, end - begin, tuple(receivers)))
-    return runs
-
-
-class NeededKeys:
-    """The keys of a plan on one rank: its own rows, and behind them the rows of others that the
-    plan's mask lets its queries see, in the order of ranks and of their rows.
-
-    position_ids_of(rank): rows of the sequence of a rank's own rows, without padding.
-    NotImplementedError for a plan that moves queries: its keys are not those of own queries.
-    """
-
-    def __init__(
-        self,
-        plan_json: str,
-        rank: int,
-        position_ids_of: Callable[[int], list[int]],
-        total: int,
-        group: dist.ProcessGroup | None,
-        communicator: Communicator | None = None,
-    ) -> None:
-        self._group, self._communicator = group, communicator
-        holds_groups(self, "_group")
-        self.backwards = Backwards(group)
-        plan = json.loads(plan_json)
-        if any(transfer[4] != _KEYS_SPACE for transfer in plan["transfers"]):
-            raise NotImplementedError(
-                "the plan moves queries; allowed for keys that are chosen in a call: plans whose "
-                "keys alone travel; try: work='keys' when the plan is made"
-            )
-        self._is_alone = plan["config"]["num_ranks"] == 1
-        self._own = _host_ids(position_ids_of(rank))
-        self.total = total
-        # Of an exchange of rows, see Communicator.exchange.
-        self.owned = [
-            (receiver, run.first, run.count)
-            for run in runs_to_send(plan["transfers"], rank)
-            for receiver in run.receivers
-        ]
-        self.needed, rows, at = [], [], 0
-        for source in range(plan["config"]["num_ranks"]):
-            of_source = _host_ids(position_ids_of(source))
-            for run in runs_to_send(plan["transfers"], source):
-                if rank in run.receivers:
-                    self.needed.append((source, at, run.count))
-                    rows.append(of_source[run.first : run.first + run.count])
-                    at += run.count
-        self._received = torch.cat([_host_ids([]), *rows])
+    def __init__(self, plan: PlanHandle, rank: int, rows: Rows) -> None:
+        super().__init__(plan, rank, rows)
+        self.total = rows.total_seqlen
         self._places = LruCache(_TABLES_KEPT)
 
-    def exchange(self, kind: int, inputs, outputs, call: int) -> None:
-        """Moves rows of tensors of one type; call: names what ranks compare. RuntimeError where the
-        group was destroyed.
-        """
-        if is_destroyed(self._group):
-            raise RuntimeError("cp_group of the plan was destroyed; allowed: a live group")
-        self._communicator.exchange(kind, inputs, outputs, self.owned, self.needed, call)()
-
-    @property
-    def num_received(self) -> int:
-        """Rows that come from other ranks in each call."""
-        return self._received.shape[0]
-
-    def fetch(
-        self, k: torch.Tensor, v: torch.Tensor, call: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """k and v, own rows, with the received ones behind them; gradients of these go back to
-        their owners and are added in the order of the ranks. Collective; call: equal on all ranks.
-        """
-        if self._is_alone:
-            return k, v
-        others = _Cast.apply(k, v, self, call)
-        return torch.cat((k, others[0])), torch.cat((v, others[1]))
-
     def places(self, num_rows: int, device: torch.device) -> torch.Tensor:
-        """int32 [total + 1]: the row of fetch's result, of num_rows own rows, that holds each row
+        """int32 [total + 1]: the row of gather's result, of num_rows own rows, that holds each row
         of the sequence; -1: it is not here.
         """
         table = self._places.get((num_rows, device))
         if table is None:
             table = torch.full((self.total + 1,), -1, dtype=torch.int32, device="cpu")
-            own = self._own[:num_rows]
-            table[own] = torch.arange(own.shape[0], dtype=torch.int32, device="cpu")
-            last = num_rows + self.num_received
-            others = torch.arange(num_rows, last, dtype=torch.int32, device="cpu")
-            table[self._received] = others
+            for first, ids in ((0, self.own_ids), (num_rows, self.received_ids)):
+                last = first + ids.shape[0]
+                table[ids] = torch.arange(first, last, dtype=torch.int32, device="cpu")
             table = self._places[num_rows, device] = table.to(device)
         return table
 
@@ -149,8 +49,8 @@ class NeededKeys:
         self, num_rows: int, block: int, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Which blocks of the sequence are here as a whole: int32 [blocks + 1], the number of each
-        among those that are, -1: it is not here; and the rows of fetch's result that hold them, one
-        behind the other, None: all of these, in their order.
+        among those that are, -1: it is not here; and the rows of gather's result that hold them,
+        one behind the other, None: all of these, in their order.
         """
         places = self.places(num_rows, device)
         if block == 1:
@@ -168,37 +68,6 @@ class NeededKeys:
             rows = rows.view(num_blocks, block)[whole].flatten()
             found = self._places[num_rows, block, device] = table, rows[rows >= 0]
         return found
-
-
-def _host_ids(ids: list[int]) -> torch.Tensor:
-    return torch.tensor(ids, dtype=torch.int64, device="cpu")
-
-
-class _Cast(torch.autograd.Function):
-    """The rows of k and v that come from others. One function, so that all ranks move the gradients
-    of both in one order.
-    """
-
-    @staticmethod
-    def forward(ctx, k, v, needed: NeededKeys, call: int):
-        ctx.needed, ctx.call, ctx.shapes = needed, call, (k.shape, v.shape)
-        received = [x.new_empty((needed.num_received, *x.shape[1:])) for x in (k, v)]
-        needed.exchange(CAST, [k.contiguous(), v.contiguous()], received, call)
-        return tuple(received)
-
-    @staticmethod
-    def backward(ctx, dk, dv):
-        try:
-            refuse_second_derivative("attention")
-        except RuntimeError as error:
-            ctx.needed.backwards.refuse(error)
-            raise
-        ctx.needed.backwards.begin()
-        wide = torch.promote_types(dk.dtype, torch.float32)
-        parts = [gradient.to(wide).contiguous() for gradient in (dk, dv)]
-        sums = [part.new_zeros(shape) for part, shape in zip(parts, ctx.shapes)]
-        ctx.needed.exchange(SUM, parts, sums, ctx.call)
-        return *(total.to(dk.dtype) for total in sums), None, None
 
 
 def attend_to_chosen_keys(
@@ -227,7 +96,7 @@ def attend_to_chosen_keys(
         attention.refuse(error)
         raise
     call = attention.begin_sparse(q, v, block, Options(scale, softcap))
-    k, v = needed.fetch(k, v, call)
+    k, v = needed.gather((k, v), call)
     if rows is not None:
         # A rank that holds no block as a whole still has keys, which no list names.
         rows = rows if rows.shape[0] else rows.new_zeros(min(1, k.shape[0]))

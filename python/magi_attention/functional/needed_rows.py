@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of other ranks that a rank's queries may see under a plan's mask: how they come, and how
+their gradients go back to their owners.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+
+import torch
+
+from magi_attention._group_holders import is_destroyed
+from magi_attention._native.handles import MaskHandle, PlanHandle, default_plan_config
+from magi_attention._native.moved_rows import as_given, as_moved, as_rows
+from magi_attention._native.tensors import as_plain, refuse_transforms
+from magi_attention._native.vtable import CAST, SUM
+from magi_attention.comm.first_call import Backwards
+from magi_attention.common._arguments import check_kind
+from magi_attention.common._derivatives import refuse_second_derivative
+from magi_attention.rows import Rows
+
+_NO_BOUND = -1  # of exchange memory
+_OTHERS = 1  # the segment of keys of other ranks
+_FREE = 1 << 30  # a bound of a band that bounds nothing
+
+
+class NeededRows:
+    """The rows of a plan on one rank: its own, and behind them those of other ranks that the plan's
+    mask lets its queries see, in the order of the sequence.
+    """
+
+    def __init__(self, plan: PlanHandle, rank: int, rows: Rows) -> None:
+        self._rows = rows
+        self.backwards = Backwards(rows.cp_group)
+        text = json.loads(_plan_of_keys(plan).to_json())
+        transfers = text["transfers"]
+        self.moves_rows = len(transfers) > 0  # on any rank, as all take part
+        # Of an exchange of rows, see Communicator.exchange.
+        self.owned = [(dst, row, count) for src, dst, row, *_, count in transfers if src == rank]
+        mine = [transfer for transfer in transfers if transfer[1] == rank]
+        self.needed = [(src, at, count) for src, _, _, _, _, at, count in mine]
+        self.own_ids = rows.ids_of(rank)[: rows.num_valid]
+        received = torch.empty(sum(t[-1] for t in mine), dtype=torch.int64, device="cpu")
+        for src, _, row, _, _, at, count in mine:
+            received[at : at + count] = rows.ids_of(src)[row : row + count]
+        self.received_ids = received
+        of_rank = text["ranks"][rank]
+        self._slices = [
+            (attend[1] == _OTHERS, *piece)
+            for attend in of_rank["attends"]
+            for piece in of_rank["slices"][attend[4] : attend[5]]
+        ]
+
+    @property
+    def num_received(self) -> int:
+        """Rows that come from other ranks in each call."""
+        return self.received_ids.shape[0]
+
+    def ids(self, num_rows: int) -> torch.Tensor:
+        """int64 [num_rows + num_received]: the row of the sequence of each row that gather gives
+        for so many own rows; padding counts as the last row.
+        """
+        last = self._rows.total_seqlen - 1
+        padding = torch.full((num_rows - self.own_ids.shape[0],), last, device="cpu")
+        return torch.cat((self.own_ids, padding, self.received_ids))
+
+    def mask(self, num_rows: int) -> MaskHandle:
+        """Which of these rows each of so many own queries sees."""
+        bands = array("i")
+        for is_of_others, q0, q1, k0, k1, least, most in self._slices:
+            shift = num_rows if is_of_others else 0
+            bands.extend((q0, q1, k0 + shift, k1 + shift))
+            bands.append(-_FREE if least is None else least + shift)
+            bands.append(_FREE if most is None else most + shift)
+        table = torch.tensor(bands, dtype=torch.int32, device="cpu").view(-1, 6)
+        return MaskHandle.from_bands(table, num_rows, num_rows + self.num_received)
+
+    def gather(self, tensors: tuple[torch.Tensor, ...], call: int) -> tuple[torch.Tensor, ...]:
+        """Each of the tensors, own rows, with the rows of others behind them; gradients of these go
+        back to their owners and are added in the order of the ranks. Collective; call: equal on all
+        ranks.
+        """
+        return _Gather.apply(self, call, *tensors) if self.moves_rows else tensors
+
+    def gather_checked(self, x: torch.Tensor, digest: int) -> torch.Tensor:
+        """BoundPlan.gather_needed."""
+        rows = self._rows
+        with rows.refusals():
+            check_kind("x", x, torch.Tensor, "a torch.Tensor")
+            refuse_transforms()
+            x = as_plain("x", x)
+            if x.dim() == 0 or x.shape[0] not in (rows.count, rows.num_valid):
+                raise ValueError(
+                    f"x has shape {list(x.shape)}; allowed: [{rows.count}, ...], this rank's rows, "
+                    f"or {rows.num_valid} without padding"
+                )
+        if self.moves_rows:
+            rows.begin("gather_needed", x)
+        return self.gather((x,), digest)[0]
+
+    def exchange(self, kind: int, inputs, outputs, call: int) -> None:
+        """Moves rows of tensors of one type; call: names what ranks compare. RuntimeError where the
+        group was destroyed.
+        """
+        if is_destroyed(self._rows.cp_group):
+            raise RuntimeError("cp_group of the plan was destroyed; allowed: a live group")
+        communicator = self._rows.communicator
+        communicator.exchange(kind, inputs, outputs, self.owned, self.needed, call)()
+
+
+def _plan_of_keys(plan: PlanHandle) -> PlanHandle:
+    """A plan of the same mask and placement that moves what each rank needs of others in one
+    exchange, whatever the plan itself moves, and in how many stages.
+    """
+    config, placement = default_plan_config(), plan.placement()
+    config.num_ranks, config.overlap_degree = placement.info().num_ranks, 1
+    config.max_exchange_bytes = _NO_BOUND
+    return PlanHandle.create(plan.mask(), config, placement)
+
+
+class _Gather(torch.autograd.Function):
+    """One function of all tensors, so that all ranks move their gradients in one order."""
+
+    @staticmethod
+    def forward(ctx, needed: NeededRows, call: int, *tensors):
+        ctx.needed, ctx.call = needed, call
+        moved = [as_moved(x) for x in tensors]
+        found = [x.new_empty((needed.num_received, x.shape[1])) for x in moved]
+        needed.exchange(CAST, moved, found, call)
+        pairs = zip(found, tensors)
+        whole = tuple(torch.cat((x, as_given(y, x, needed.num_received))) for y, x in pairs)
+        ctx.mark_non_differentiable(*(x for x in whole if not x.is_floating_point()))
+        return whole
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        needed = ctx.needed
+        try:
+            refuse_second_derivative("a gather of needed rows")
+        except RuntimeError as error:
+            needed.backwards.refuse(error)
+            raise
+        needed.backwards.begin()
+        given = [dx for dx in gradients if dx.is_floating_point()]
+        totals, parts = [], []
+        for dx in given:
+            own = dx.shape[0] - needed.num_received
+            wide = torch.promote_types(dx.dtype, torch.float32)
+            totals.append(dx[:own].to(wide, copy=True).contiguous())
+            parts.append(as_rows(dx[own:].to(wide)))
+        needed.exchange(SUM, parts, [as_rows(total) for total in totals], ctx.call)
+        sums = iter(total.to(dx.dtype) for total, dx in zip(totals, given))
+        back = (next(sums) if dx.is_floating_point() else None for dx in gradients)
+        return None, None, *back
