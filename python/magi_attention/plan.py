@@ -19,15 +19,14 @@ from magi_attention._native.handles import MaskHandle, PlacementHandle, PlanHand
 from magi_attention._native.vtable import Communicator
 from magi_attention.backends._table import refuse_margin
 from magi_attention.comm.group import make_communicator, rank_of, size_of
-from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, naming, trying
+from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, trying
 from magi_attention.common._runs import Run
-from magi_attention.common._slices import MaskTypes, check_equally_many, check_inside, to_mask_types
-from magi_attention.common.enum import AttnMaskType
+from magi_attention.common._slices import MaskTypes, check_equally_many, to_mask_types
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.plan_report import PlanReport, find_report
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
-from magi_attention.config.library import to_placement_config, to_plan_config
+from magi_attention.config.library import MAX_NODE, plan_sizes, to_mask, to_plan
 from magi_attention.config.words import chosen_config
 from magi_attention.env import apply_log_level, comm, general
 from magi_attention.functional import SparseForwardMeta
@@ -35,14 +34,13 @@ from magi_attention.functional._rank_attention import LocalShape, RankAttention,
 from magi_attention.functional._slices import runner_under
 from magi_attention.functional.dist_attn import attend_by
 from magi_attention.functional.kernel_backend import chosen_backend
+from magi_attention.functional.latent_attn import LatentAttention, attend_to_latents
 from magi_attention.functional.rows import dispatch_padded, roll_p2p, undispatch_func
 from magi_attention.functional.sparse_dist_attn import NeededKeys, attend_to_chosen_keys
 from magi_attention.masks import Mask
-from magi_attention.rows import Rows
+from magi_attention.rows import Rows, num_valid_rows
 from magi_attention.training_memory import ModelShape, Training, TrainingMemory, memory_of_plan
 
-_MAX_SIZE = 1 << 16  # of numbers of heads and head dims
-_MAX_NODE = 1 << 12  # ranks
 _MAX_SMS = 1 << 20  # more than any GPU has
 _Margins: TypeAlias = tuple[int | None, int | None]
 _PICTURES = ("mask", "placement", "traffic", "timeline", "steps")
@@ -73,6 +71,7 @@ class Plan:
         num_heads_q: int,
         num_heads_kv: int,
         head_dim: int,
+        head_dim_v: int | None = None,
         placement: str | None = None,
         overlap: int | None = None,
         work: str | None = None,
@@ -85,7 +84,8 @@ class Plan:
 
         - attn_mask_type: "full", "causal", "inv_causal", "bi_causal" or AttnMaskType; one for all
           ranges, or one for each.
-        - cp_size: ranks. num_heads_q, a multiple of num_heads_kv; head_dim: elements of a head.
+        - cp_size: ranks. num_heads_q, a multiple of num_heads_kv; head_dim: elements of a head,
+          head_dim_v: of one of v, None: as many.
         - placement: how rows are placed: "auto" (the default), "thorough" (a longer search),
           "affinity", "zigzag", "min_heap", or "contiguous", which keeps one run of rows on each
           rank. overlap: stages of remote keys; 0: one attention call for all keys; None: chosen by
@@ -103,10 +103,10 @@ class Plan:
             with trying(f"AttnRanges.from_ranges({name})", "list"):
                 check_kind(name, ranges, AttnRanges, "AttnRanges")
         check_int("total_seqlen", total_seqlen, 1, MAX_ROWS)
-        sizes = _sizes(cp_size, num_heads_q, num_heads_kv, head_dim)
+        sizes = plan_sizes(cp_size, num_heads_q, num_heads_kv, head_dim, head_dim_v)
         check_equally_many(q_ranges, k_ranges)
         types = to_mask_types(attn_mask_type, len(q_ranges))
-        mask = _to_mask(q_ranges, k_ranges, types, total_seqlen)
+        mask = to_mask(q_ranges, k_ranges, types, total_seqlen)
         chosen = chosen_config(config, placement, overlap, work)
         return _make(mask, sizes, chosen, on, devices_per_node)
 
@@ -118,6 +118,7 @@ class Plan:
         num_heads_q: int,
         num_heads_kv: int,
         head_dim: int,
+        head_dim_v: int | None = None,
         placement: str | None = None,
         overlap: int | None = None,
         work: str | None = None,
@@ -135,8 +136,8 @@ class Plan:
                 f"mask has {mask.rows_q} queries and {mask.rows_k} keys; allowed: equal, not 0; "
                 "try: attention(q, k, v, mask) on one device"
             )
-        sizes = _sizes(cp_size, num_heads_q, num_heads_kv, head_dim)
-        if mask.rows_q < sizes[0] <= _MAX_NODE:
+        sizes = plan_sizes(cp_size, num_heads_q, num_heads_kv, head_dim, head_dim_v)
+        if mask.rows_q < sizes[0] <= MAX_NODE:
             raise ValueError(
                 f"cp_size is {cp_size}; allowed: 1 to {mask.rows_q}, the rows of the sequence, as "
                 "each rank has one at least; try: padding, or fewer ranks"
@@ -350,7 +351,7 @@ class BoundPlan:
         self.communicator = communicator or make_communicator(cp_group, transport)
         self.total_seqlen = plan.total_seqlen
         self.reach = plan.reach
-        num_valid = _num_valid_rows(plan, self.rank)
+        num_valid = num_valid_rows(plan.placement, plan.total_seqlen, self.rank)
         self.rows = Rows(
             plan.placement, self.total_seqlen, num_valid, self.communicator, cp_group,
             plan.report.digest,
@@ -461,6 +462,45 @@ class BoundPlan:
         lists = index_sparse_indices, sparse_k_block_size
         return attend_to_chosen_keys((q, k, v), *lists, self.needed_keys, self.attention, numbers)
 
+    @cached_property
+    def _latents(self) -> LatentAttention:
+        return LatentAttention(self.needed_keys, self.attention)
+
+    @torch.compiler.disable
+    def calc_latent_attn(
+        self,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        k_rope: torch.Tensor,
+        up_projection: torch.Tensor,
+        softmax_scale: float | None = None,
+        softcap: float = 0.0,
+        *,
+        mode: str = "latent",
+        heads_at_once: int | None = None,
+    ) -> tuple[torch.Tensor, AttnForwardMeta]:
+        """Attention to keys and values that are projections of latent rows (MLA). All rows are this
+        rank's, with or without their padding. Collective.
+
+        - q [rows, heads_q, dim]; latent [rows, latent dim], as the projection takes it; k_rope
+          [rows, rope dim], rotated: the last elements of each head's key. up_projection [heads_kv *
+          (dim - rope dim + dim of v), latent dim]: a weight as torch.nn.Linear has it, of each head
+          those of its key before those of its value. Its gradient is that of this rank's rows of q.
+        - mode: "latent": latent and k_rope travel, to the ranks that need them, once, and are
+          projected there, in forward and backward; their gradients are added at their owners, in
+          the order of the ranks. "expanded": keys and values travel, as in calc_attn. Both give the
+          same but for roundings.
+        - heads_at_once: kv heads whose keys and values are there at a time; None: those of 1 GiB.
+
+        Returns out [rows, heads_q, dim of v] and a meta with lse. ValueError or TypeError names an
+        argument that does not fit the plan, whose head_dim is that of q and whose head_dim_v is not
+        below that of v.
+        """
+        tensors, numbers = (q, latent, k_rope, up_projection), (softmax_scale, softcap)
+        return attend_to_latents(
+            self._latents, tensors, numbers, mode, heads_at_once, self.calc_attn
+        )
+
     def dispatch(self, x: torch.Tensor, pad_value: float = 0.0, seq_dim: int = 0) -> torch.Tensor:
         """x, the same on every rank, with total_seqlen rows along seq_dim -> this rank's rows."""
         return dispatch_padded(x, self, pad_value, seq_dim)
@@ -507,16 +547,6 @@ class BoundPlan:
         )
 
 
-def _sizes(cp_size: int, num_heads_q: int, num_heads_kv: int, head_dim: int) -> tuple[int, ...]:
-    named = (
-        ("cp_size", cp_size),
-        ("num_heads_q", num_heads_q),
-        ("num_heads_kv", num_heads_kv),
-        ("head_dim", head_dim),
-    )
-    return tuple(check_int(name, size, 1, _MAX_SIZE) for name, size in named)
-
-
 def _make(
     mask: MaskHandle,
     sizes: tuple[int, ...],
@@ -534,42 +564,14 @@ def _make(
                 "allowed: one of that layout, or layout 'permuted', which keeps rows where they are"
             )
     apply_log_level()
-    native = to_plan_config(config)
-    native.num_ranks, native.num_heads_q, native.num_heads_kv, head_dim = sizes
-    native.head_dim_qk = native.head_dim_v = head_dim
-    native.devices_per_node = check_int("devices_per_node", devices_per_node, 0, _MAX_NODE)
-    placement_config = to_placement_config(config.dispatch_config)
-    native.placement = placement_config.address
-    with naming(num_ranks="cp_size", head_dim_qk="head_dim", overlap_degree="degree"):
-        return Plan(PlanHandle.create(mask, native, None if on is None else on.placement))
+    placement = None if on is None else on.placement
+    return Plan(to_plan(mask, sizes, config, placement, devices_per_node))
 
 
 def _is_in_order(plan: Plan) -> bool:
     """Whether each rank holds one run of rows, in the order of the ranks."""
     ranks = plan.chunk_ranks
     return all(before <= after for before, after in itertools.pairwise(ranks))
-
-
-def _to_mask(
-    q_ranges: AttnRanges, k_ranges: AttnRanges, types: tuple[AttnMaskType, ...], rows: int
-) -> MaskHandle:
-    numbers = [mask_type.to_int_type() for mask_type in types]
-    try:
-        slices = q_ranges.to_naive_ranges(), k_ranges.to_naive_ranges()
-        return MaskHandle.from_ranges(*slices, numbers, rows, rows)
-    except (TypeError, ValueError):  # the first bad range by its name, where it is one
-        check_inside("q_ranges", q_ranges, rows)
-        check_inside("k_ranges", k_ranges, rows)
-        raise
-
-
-def _num_valid_rows(plan: Plan, rank: int) -> int:
-    """Local rows of a rank without padding, which comes behind them."""
-    info = plan.placement.info()
-    chunk, last = info.chunk_size, plan.total_seqlen
-    owners = info.chunk_rank[: info.num_chunks]
-    firsts = [i * chunk for i, owner in enumerate(owners) if owner == rank]
-    return sum(min(row + chunk, last) - row for row in firsts if row < last)
 
 
 def _runner_of(

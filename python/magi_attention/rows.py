@@ -193,6 +193,14 @@ class Rows:
         check(function(args.address, placement, group, current_stream(device_index(x))))
 
 
+def num_valid_rows(placement: PlacementHandle, total: int, rank: int) -> int:
+    """Local rows of a rank without padding, which comes behind them; total: of the sequence."""
+    info = placement.info()
+    owners = info.chunk_rank[: info.num_chunks]
+    firsts = [i * info.chunk_size for i, owner in enumerate(owners) if owner == rank]
+    return sum(min(row + info.chunk_size, total) - row for row in firsts if row < total)
+
+
 class HasRows(Protocol):
     """The type that functions of rows take: a bound plan (magi_attention.plan.Plan.bind)."""
 

@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of plans in the library's terms."""
+"""Options of plans, and what plans are made of, in the library's terms."""
 
 from __future__ import annotations
 
 import functools
 
 from magi_attention._native import structs
-from magi_attention._native.handles import default_placement_config, default_plan_config
+from magi_attention._native.handles import (
+    MaskHandle,
+    PlacementHandle,
+    PlanHandle,
+    default_placement_config,
+    default_plan_config,
+)
 from magi_attention._native.library import check, lib
-from magi_attention.common._arguments import MAX_ROWS
-from magi_attention.common.enum import DispatchAlgType
+from magi_attention.common._arguments import MAX_ROWS, check_int, naming
+from magi_attention.common._slices import check_inside
+from magi_attention.common.enum import AttnMaskType, DispatchAlgType
+from magi_attention.common.ranges import AttnRanges
 from magi_attention.config.dispatch import DispatchConfig
 from magi_attention.config.dist_attn import WORK_MODES, DistAttnConfig
 from magi_attention.env import comm, general
 
+MAX_NODE = 1 << 12  # ranks
+_MAX_SIZE = 1 << 16  # of numbers of heads and head dims
 _NO_BOUND = -1
 _CHOSEN = len(WORK_MODES)  # MAGI_WORK_CHOSEN
 COST_VARIABLE = "MAGI_ATTENTION_COST_FILE"
@@ -89,3 +99,49 @@ def to_placement_config(dispatch: DispatchConfig) -> structs.PlacementConfig:
     native.uneven_shard = dispatch.uneven_shard
     native.min_chunks_per_rank = min(general.min_chunks_per_rank(), MAX_ROWS)
     return native
+
+
+def plan_sizes(
+    cp_size: int, num_heads_q: int, num_heads_kv: int, head_dim: int, head_dim_v: int | None
+) -> tuple[int, ...]:
+    """The sizes of a plan, as to_plan takes them; head_dim_v None: as head_dim."""
+    named = (
+        ("cp_size", cp_size),
+        ("num_heads_q", num_heads_q),
+        ("num_heads_kv", num_heads_kv),
+        ("head_dim", head_dim),
+        ("head_dim_v", head_dim if head_dim_v is None else head_dim_v),
+    )
+    return tuple(check_int(name, size, 1, _MAX_SIZE) for name, size in named)
+
+
+def to_plan(
+    mask: MaskHandle,
+    sizes: tuple[int, ...],
+    config: DistAttnConfig,
+    placement: PlacementHandle | None,
+    devices_per_node: int,
+) -> PlanHandle:
+    """The plan of a mask; sizes: of plan_sizes; placement: that of rows which lie already."""
+    native = to_plan_config(config)
+    native.num_ranks, native.num_heads_q, native.num_heads_kv = sizes[:3]
+    native.head_dim_qk, native.head_dim_v = sizes[3:]
+    native.devices_per_node = check_int("devices_per_node", devices_per_node, 0, MAX_NODE)
+    placement_config = to_placement_config(config.dispatch_config)
+    native.placement = placement_config.address
+    with naming(num_ranks="cp_size", head_dim_qk="head_dim", overlap_degree="degree"):
+        return PlanHandle.create(mask, native, placement)
+
+
+def to_mask(
+    q_ranges: AttnRanges, k_ranges: AttnRanges, types: tuple[AttnMaskType, ...], rows: int
+) -> MaskHandle:
+    """The mask of slices of a sequence of so many rows; ValueError by name for a bad range."""
+    numbers = [mask_type.to_int_type() for mask_type in types]
+    try:
+        slices = q_ranges.to_naive_ranges(), k_ranges.to_naive_ranges()
+        return MaskHandle.from_ranges(*slices, numbers, rows, rows)
+    except (TypeError, ValueError):  # the first bad range by its name, where it is one
+        check_inside("q_ranges", q_ranges, rows)
+        check_inside("k_ranges", k_ranges, rows)
+        raise

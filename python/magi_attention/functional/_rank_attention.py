@@ -107,11 +107,11 @@ class RankAttention:
             _log.debug("calc_attn: q %s, k %s, %s on %s", [*q.shape], [*k.shape], q.dtype, q.device)
         return call
 
-    def begin_sparse(self, q, v, block: int, options: Options) -> int:
-        """Does what find_call does, for attention to keys that are chosen in the call, in blocks of
-        so many. The number stands for what ranks have agreed on.
+    def begin_gathered(self, q, v, options: Options, **more: int) -> int:
+        """Does what find_call does, for attention to rows that are gathered before; more: what else
+        ranks compare. The number stands for what they have agreed on.
         """
-        given = self._agree(q, v, None, options, {"sparse_k_block_size": str(block)})
+        given = self._agree(q, v, None, options, {name: str(n) for name, n in more.items()})
         begin(self._cp_group, given)
         return int.from_bytes(
             hashlib.blake2b(repr(given).encode(), digest_size=8).digest(), "little"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -32,7 +34,7 @@ class NeededRows:
 
     def __init__(self, plan: PlanHandle, rank: int, rows: Rows) -> None:
         self._rows = rows
-        self.backwards = Backwards(rows.cp_group)
+        self._backwards = Backwards(rows.cp_group)
         text = json.loads(_plan_of_keys(plan).to_json())
         transfers = text["transfers"]
         self.moves_rows = len(transfers) > 0  # on any rank, as all take part
@@ -83,6 +85,28 @@ class NeededRows:
         """
         return _Gather.apply(self, call, *tensors) if self.moves_rows else tensors
 
+    def fetched(self, tensors: tuple[torch.Tensor, ...], call: int) -> tuple[torch.Tensor, ...]:
+        """gather without gradients."""
+        if not self.moves_rows:
+            return tensors
+        moved = [as_moved(x) for x in tensors]
+        found = [x.new_empty((self.num_received, x.shape[1])) for x in moved]
+        self._exchange(CAST, moved, found, call)
+        pairs = zip(found, tensors)
+        return tuple(torch.cat((x, as_given(y, x, self.num_received))) for y, x in pairs)
+
+    def returned(self, gradients: tuple[torch.Tensor, ...], call: int) -> tuple[torch.Tensor, ...]:
+        """The gradients of own rows, float32 or wider, by those of what fetched gives."""
+        totals, parts = [], []
+        for gradient in gradients:
+            own = gradient.shape[0] - self.num_received
+            wide = torch.promote_types(gradient.dtype, torch.float32)
+            totals.append(gradient[:own].to(wide, copy=True).contiguous())
+            parts.append(as_rows(gradient[own:].to(wide)))
+        if self.moves_rows:
+            self._exchange(SUM, parts, [as_rows(total) for total in totals], call)
+        return tuple(totals)
+
     def gather_checked(self, x: torch.Tensor, digest: int) -> torch.Tensor:
         """BoundPlan.gather_needed."""
         rows = self._rows
@@ -99,7 +123,22 @@ class NeededRows:
             rows.begin("gather_needed", x)
         return self.gather((x,), digest)[0]
 
-    def exchange(self, kind: int, inputs, outputs, call: int) -> None:
+    @contextmanager
+    def backward(self, name: str) -> Iterator[None]:
+        """A backward of what is called so; tells other ranks of an error within."""
+        try:
+            refuse_second_derivative(name)
+            self._backwards.begin()
+            yield
+        except Exception as error:
+            self.refuse(error)
+            raise
+
+    def refuse(self, error: Exception) -> None:
+        """Tells other ranks, which may wait in a backward, that this one raises error there."""
+        self._backwards.refuse(error)
+
+    def _exchange(self, kind: int, inputs, outputs, call: int) -> None:
         """Moves rows of tensors of one type; call: names what ranks compare. RuntimeError where the
         group was destroyed.
         """
@@ -125,31 +164,14 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, needed: NeededRows, call: int, *tensors):
         ctx.needed, ctx.call = needed, call
-        moved = [as_moved(x) for x in tensors]
-        found = [x.new_empty((needed.num_received, x.shape[1])) for x in moved]
-        needed.exchange(CAST, moved, found, call)
-        pairs = zip(found, tensors)
-        whole = tuple(torch.cat((x, as_given(y, x, needed.num_received))) for y, x in pairs)
+        whole = needed.fetched(tensors, call)
         ctx.mark_non_differentiable(*(x for x in whole if not x.is_floating_point()))
         return whole
 
     @staticmethod
     def backward(ctx, *gradients):
-        needed = ctx.needed
-        try:
-            refuse_second_derivative("a gather of needed rows")
-        except RuntimeError as error:
-            needed.backwards.refuse(error)
-            raise
-        needed.backwards.begin()
-        given = [dx for dx in gradients if dx.is_floating_point()]
-        totals, parts = [], []
-        for dx in given:
-            own = dx.shape[0] - needed.num_received
-            wide = torch.promote_types(dx.dtype, torch.float32)
-            totals.append(dx[:own].to(wide, copy=True).contiguous())
-            parts.append(as_rows(dx[own:].to(wide)))
-        needed.exchange(SUM, parts, [as_rows(total) for total in totals], ctx.call)
-        sums = iter(total.to(dx.dtype) for total, dx in zip(totals, given))
-        back = (next(sums) if dx.is_floating_point() else None for dx in gradients)
+        with ctx.needed.backward("a gather of needed rows"):
+            given = tuple(dx for dx in gradients if dx.is_floating_point())
+            sums = iter(ctx.needed.returned(given, ctx.call))
+        back = (next(sums).to(dx.dtype) if dx.is_floating_point() else None for dx in gradients)
         return None, None, *back

@@ -95,14 +95,14 @@ def attend_to_chosen_keys(
     except Exception as error:
         attention.refuse(error)
         raise
-    call = attention.begin_sparse(q, v, block, Options(scale, softcap))
+    call = attention.begin_gathered(q, v, Options(scale, softcap), sparse_k_block_size=block)
     k, v = needed.gather((k, v), call)
     if rows is not None:
         # A rank that holds no block as a whole still has keys, which no list names.
         rows = rows if rows.shape[0] else rows.new_zeros(min(1, k.shape[0]))
         k, v = k.index_select(0, rows), v.index_select(0, rows)
     out, meta = attend_to_lists(
-        (q, k, v), local, block, (None, "sh"), (*numbers, False, 0, False), needed.backwards.refuse
+        (q, k, v), local, block, (None, "sh"), (*numbers, False, 0, False), needed.refuse
     )
     group = q.shape[1] // k.shape[1]
     is_missing = is_missing.repeat_interleave(group, 1)

@@ -13,9 +13,10 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from magi_attention.functional._operators import flex_forward_op, listed_forward_op
 from magi_attention.functional.dist_attn import dist_forward_op
+from magi_attention.functional.latent_attn import latent_forward_op
 
 # As which a policy of torch's selective checkpoints sees attention, in eager code too.
-ATTENTION_OPS = (dist_forward_op, flex_forward_op, listed_forward_op)
+ATTENTION_OPS = (dist_forward_op, flex_forward_op, listed_forward_op, latent_forward_op)
 
 
 class Keeping(TorchDispatchMode):
@@ -28,8 +29,9 @@ class Keeping(TorchDispatchMode):
 
 def save_attention() -> tuple[Any, Any]:
     """A context_fn of torch.utils.checkpoint.checkpoint(..., use_reentrant=False), with which
-    attention is not computed or exchanged again. The keys that calc_sparse_attn brings from other
-    ranks come again, as its backward needs them, and dispatch, undispatch and roll run again. To
+    attention is not computed or exchanged again. What calc_sparse_attn and calc_latent_attn bring
+    from other ranks comes again, as backward needs it, and dispatch, undispatch and roll run again.
+    To
     keep results of other operators as well, give ATTENTION_OPS and these to torch's
     create_selective_checkpoint_contexts.
     """

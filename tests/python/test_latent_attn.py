@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention to latents over ranks, against one process in float64, with all gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+import dense
+from magi_attention import masks, training
+from magi_attention.config import DispatchConfig, DistAttnConfig
+from magi_attention.plan import Plan
+from ranks import over, refuses
+
+ROWS, HEADS, LATENT, ROPE, NOPE, VALUE = 150, (6, 3), 20, 4, 8, 6
+MASKS = {
+    "causal": lambda: masks.from_cu_seqlens([0, ROWS]),
+    "window": lambda: masks.from_window(ROWS, 30, 4),
+    "packed": lambda: masks.from_cu_seqlens([0, 20, 21, 90, ROWS]),
+    "tree": lambda: masks.from_tree([-1, 0, 0, 1, 1], [30, 40, 20, 35, 25]),
+}
+
+
+def leaves(dtype=torch.float64) -> list[torch.Tensor]:
+    """q, latent, k_rope of the whole sequence, and the weight."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = (
+        (ROWS, HEADS[0], NOPE + ROPE), (ROWS, LATENT), (ROWS, ROPE),
+        (HEADS[1] * (NOPE + VALUE), LATENT),
+    )  # fmt: skip
+    made = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    return [x.to(dtype).requires_grad_() for x in made]
+
+
+def bound_of(group, mask: str, **options):
+    options.setdefault("head_dim_v", VALUE)
+    plan = Plan.from_mask(
+        MASKS[mask](), cp_size=group.size(), num_heads_q=HEADS[0], num_heads_kv=HEADS[1],
+        head_dim=NOPE + ROPE, **options,
+    )  # fmt: skip
+    return plan.bind(group)
+
+
+def reference(mask: str, upstream: torch.Tensor):
+    """out, lse and the gradients of one process."""
+    exact = leaves()
+    q, latent, rope, weight = exact
+    both = (latent @ weight.T).view(ROWS, HEADS[1], NOPE + VALUE)
+    k = torch.cat((both[..., :NOPE], rope.unsqueeze(1).expand(-1, HEADS[1], -1)), 2)
+    visible = masks.to_matrix(MASKS[mask]()).double()
+    out, lse, _ = dense.attention(q, k, both[..., NOPE:], visible)
+    return out, lse, torch.autograd.grad((out * upstream).sum() + lse.sum(), exact)
+
+
+def check(bound, group, mask: str, call, tolerance: float = 1e-9) -> None:
+    """call(q, latent, rope, weight) -> out, meta, of this rank's rows."""
+    given = leaves()
+    upstream = torch.randn(ROWS, HEADS[0], VALUE, generator=torch.Generator().manual_seed(4))
+    upstream = upstream.double()
+    local = [bound.dispatch(x).detach().requires_grad_() for x in given[:3]]
+    valid = bound.rows.num_valid
+    out, meta = call(*local, given[3])
+    (out * bound.dispatch(upstream)).sum().backward(retain_graph=True)
+    meta.lse[:valid].sum().backward()
+    weight = given[3].grad
+    dist.all_reduce(weight, group=group)
+    found = [bound.undispatch(x) for x in (out.detach(), meta.lse.detach())]
+    found += [bound.undispatch(x.grad) for x in local] + [weight]
+    wanted_out, wanted_lse, gradients = reference(mask, upstream)
+    names = ("out", "lse", "dq", "dlatent", "drope", "dweight")
+    for name, f, w in zip(names, found, (wanted_out, wanted_lse, *gradients)):
+        error = (f - w.detach()).abs().max().item()
+        assert error < tolerance, f"{name} is off by {error}"
+
+
+@over(1, 2, 3, 4)
+@pytest.mark.parametrize("mask", MASKS)
+def test_against_one_process(group, mask: str):
+    """Layouts that differ by mask and size, and groups of heads."""
+    sizes = list(MASKS).index(mask) + group.size()
+    chunks = DistAttnConfig(dispatch_config=DispatchConfig(chunk_size=16))
+    contiguous = DistAttnConfig(dispatch_config=DispatchConfig(layout="contiguous"))
+    layouts = ({"config": chunks}, {"config": contiguous}, {"placement": "zigzag", "overlap": 2})
+    bound, heads = bound_of(group, mask, **layouts[sizes % 3]), (None, 2, 1)[sizes % 3]
+    check(bound, group, mask, lambda *x: bound.calc_latent_attn(*x, heads_at_once=heads))
+
+
+@over(1, 2)
+def test_expanded_is_the_same(group):
+    """Keys and values travel, under plans of v's own dim and of one dim for all."""
+    for dim in (VALUE, None):
+        bound = bound_of(group, "packed", head_dim_v=dim)
+        check(bound, group, "packed", lambda *x: bound.calc_latent_attn(*x, mode="expanded"))
+
+
+@over(2)
+def test_a_checkpoint_attends_once(group):
+    """Latents come again where a checkpoint keeps attention, whose kernels do not run again; bits
+    repeat.
+    """
+    bound = bound_of(group, "causal")
+    local = [bound.dispatch(x).detach().requires_grad_() for x in leaves(torch.float32)[:3]]
+    weight = leaves(torch.float32)[3]
+    calls, forward = [], bound._latents.forward
+    bound._latents.forward = lambda *given: calls.append(1) or forward(*given)
+
+    def attend(*tensors):
+        return bound.calc_latent_attn(*tensors)[0]
+
+    def gradients(out):
+        return torch.autograd.grad(out.square().sum(), [*local, weight])
+
+    wanted = gradients(attend(*local, weight))
+    options = dict(use_reentrant=False, context_fn=training.save_attention)
+    calls.clear()
+    found = gradients(checkpoint(attend, *local, weight, **options))
+    assert len(calls) == 1
+    for f, w in zip(found, wanted):
+        assert torch.equal(f, w)
+
+
+@over(2)
+def test_what_does_not_fit(group):
+    bound = bound_of(group, "causal")
+    q, latent, rope, weight = [bound.dispatch(x.detach()) for x in leaves()[:3]] + leaves()[3:]
+    for given, pattern in (
+        ((q[:-1], latent, rope, weight), "q has 79 rows"),
+        ((q, latent[1:], rope, weight), "latent.shape"),
+        ((q, latent, rope, weight[1:]), "up_projection has shape"),
+        ((q, latent, rope, weight[:, 1:]), "up_projection has shape"),
+        ((q, latent, rope[:, 0], weight), "k_rope has shape"),
+    ):
+        refuses(lambda: bound.calc_latent_attn(*given), ValueError, pattern)
+    refuses(lambda: bound.calc_latent_attn(q, latent.float(), rope, weight), TypeError, "latent is")
+    refuses(
+        lambda: bound.calc_latent_attn(q, latent, rope, weight, mode="both"), ValueError, "mode is"
+    )
