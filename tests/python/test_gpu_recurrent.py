@@ -101,7 +101,8 @@ def test_graphs(name, kind):
     with mock.patch.multiple(layers, **SIZES):
         layer, bound = layers.LAYERS[name], plan_of(kind, 1).bind()
         given = layer.draw(lambda *shape: torch.randn(*shape, device="cuda"), ROWS)
-    inputs, parameters = ([x.to(TYPE).requires_grad_() for x in xs] for xs in given)
+    inputs = [bound.dispatch(x.to(TYPE)).requires_grad_() for x in given[0]]
+    parameters = [x.to(TYPE).requires_grad_() for x in given[1]]
     leaves = [*inputs, *parameters]
 
     def step():

@@ -59,6 +59,9 @@ def serves_keys(k: torch.Tensor) -> bool:
 class Convolution:
     """A causal convolution over the runs of a rank: x [rows, channels], weight [channels, width],
     bias [channels] or None -> like x. halo: None, as all runs of all ranks begin documents.
+
+    The kernel, which is slower with rows before its runs, convolves them as if each began a
+    document. The few results that this makes wrong are computed again.
     """
 
     def __init__(self, activation: str | None, runs: OwnRuns, halo: Halo | None) -> None:
@@ -68,49 +71,116 @@ class Convolution:
         return _Convolved.apply(self, x, weight, bias)
 
     def forward(self, x, weight, bias):
-        """The results, and the rows before each run [runs, channels, width], the oldest unread."""
+        """The results, and the rows that those of edges depend on."""
         from fla.modules.causal_conv1d.ops import causal_conv1d_fwd
 
-        state = None
-        if (halo := self._halo) is not None:
-            before = x.new_zeros((halo.places.numel(), x.shape[1]))
-            fetched = halo.fetch.move(CAST, x[halo.sent])
-            for source, (places, rows) in ((x, halo.own), (fetched, halo.others)):
-                before.index_copy_(0, places, source.index_select(0, rows))
-            before = before.view(*halo.places.shape, x.shape[1]).mT
-            state = torch.nn.functional.pad(before, (1, 0)).contiguous()
         rows = _calls_of(self._runs, x.device).rows
         out, _ = causal_conv1d_fwd(
-            x.unsqueeze(0), weight, bias, None, initial_state=state, activation=self._activation,
-            **rows,
-        )  # fmt: skip
-        return out[0], state
+            x.unsqueeze(0), weight, bias, None, activation=self._activation, **rows
+        )
+        if (halo := self._halo) is None:
+            return out[0], None
+        edges = _edges_of(self._runs, halo)
+        fetched = halo.fetch.move(CAST, x[halo.sent])
+        given = torch.cat((x[edges.rows], fetched, x.new_zeros((1, x.shape[1]))))
+        found = self._of_windows(given[edges.windows], weight, bias)
+        out[0].index_copy_(0, edges.targets, found.flatten(0, 1)[edges.kept].to(x.dtype))
+        return out[0], given
+
+    def _of_windows(self, windows, weight, bias) -> torch.Tensor:
+        """[runs, twice the rows that the convolution looks back, channels] -> the results of the
+        latter half, float32.
+        """
+        pieces = windows.float().unfold(1, weight.shape[1], 1)
+        found = (pieces * weight.float()).sum(-1)
+        found = found if bias is None else found + bias.float()
+        return found if self._activation is None else torch.nn.functional.silu(found)
 
     def backward(self, saved, dout, moves_rows: bool):
         from fla.modules.causal_conv1d.ops import causal_conv1d_bwd
 
-        x, weight, bias, state = saved
-        dx, dweight, dbias, _, before = causal_conv1d_bwd(
-            x.unsqueeze(0), dout.unsqueeze(0), None, weight, bias, initial_state=state,
-            activation=self._activation, **_calls_of(self._runs, x.device).rows,
+        x, weight, bias, given = saved
+        dx, dweight, dbias, *_ = causal_conv1d_bwd(
+            x.unsqueeze(0), dout.unsqueeze(0), None, weight, bias, activation=self._activation,
+            **_calls_of(self._runs, x.device).rows,
         )  # fmt: skip
         dx = dx[0]
-        if (halo := self._halo) is not None and moves_rows:
-            before = before[..., 1:].mT.flatten(0, 1).to(x.dtype)
-            fetched = x.new_zeros((halo.fetch.count, x.shape[1]))
-            fetched.index_put_((halo.others[1],), before[halo.others[0]], accumulate=True)
-            sent = halo.fetch.move(SUM, fetched, len(halo.sent))
-            for rows, found in ((halo.own[1], before[halo.own[0]]), (halo.sent, sent)):
-                dx.index_put_((rows,), found, accumulate=True)  # in a fixed order
+        if self._halo is None:
+            return dx, dweight, dbias
+        of_given, *more = self._of_edges(given, weight, bias, dout)
+        dweight, dbias = (
+            None if found is None else (found.float() + other).to(found.dtype)
+            for found, other in zip((dweight, dbias), (*more, None))
+        )
+        if moves_rows:
+            self._add_of_given(dx, of_given)
         return dx, dweight, dbias
+
+    def _of_edges(self, given, weight, bias, dout) -> Tensors:
+        """The gradients of what an edge's results depend on, weight and bias, which there are,
+        less those that the kernel made.
+        """
+        edges, width = _edges_of(self._runs, self._halo), weight.shape[1] - 1
+        of_results = dout.new_zeros((edges.windows.shape[0] * width, dout.shape[1]))
+        of_results = of_results.float().index_copy_(0, edges.kept, dout[edges.targets].float())
+        with torch.enable_grad(), torch.autocast(dout.device.type, enabled=False):
+            leaves = [
+                x.detach().float().requires_grad_() for x in (given, weight, bias) if x is not None
+            ]
+            windows, *parameters = leaves[0][edges.windows], *leaves[1:], None
+            of_runs_alone = torch.cat((torch.zeros_like(windows[:, :width]), windows[:, width:]), 1)
+            right, wrong = (self._of_windows(x, *parameters[:2]) for x in (windows, of_runs_alone))
+            return torch.autograd.grad((right - wrong).flatten(0, 1), leaves, of_results)
+
+    def _add_of_given(self, dx: torch.Tensor, of_given: torch.Tensor) -> None:
+        """Adds the gradients of own rows, in a fixed order, and sends those of others back."""
+        halo, edges = self._halo, _edges_of(self._runs, self._halo)
+        own, fetched, _ = of_given.to(dx.dtype).split((len(edges.rows), halo.fetch.count, 1))
+        sent = halo.fetch.move(SUM, fetched, len(halo.sent))
+        for rows, found in ((edges.rows, own), (halo.sent, sent)):
+            dx.index_put_((rows,), found, accumulate=True)
+
+
+class _Edges:
+    """The rows at the begins of runs that are no roots, whose results depend on rows before them.
+
+    rows: the own rows that these are and depend on; windows: [runs, twice what a convolution looks
+    back], of the rows before a run and its first ones the places among `rows`, fetched rows and,
+    behind these, one row of zeros; kept: which of the first ones there are, counted run by run;
+    targets: these rows.
+    """
+
+    def __init__(self, runs: OwnRuns, halo: Halo) -> None:
+        before = halo.places.cpu()[runs.others]
+        begins, ends = (
+            x[runs.others].unsqueeze(1) for x in (runs.cu_seqlens[:-1], runs.cu_seqlens[1:])
+        )
+        first = begins + torch.arange(before.shape[1], device="cpu")
+        count = int(runs.cu_seqlens[-1])
+        windows = torch.cat((before, first.where(first < ends, count + halo.fetch.count)), 1)
+        is_own = windows < count
+        rows, places = windows[is_own].unique(return_inverse=True)
+        windows += len(rows) - count
+        windows[is_own] = places
+        kept = (first < ends).flatten().nonzero().flatten()
+        found = rows, windows, kept, first.flatten()[kept]
+        self.rows, self.windows, self.kept, self.targets = (x.to(halo.sent.device) for x in found)
+
+
+def _edges_of(runs: OwnRuns, halo: Halo) -> _Edges:
+    """Those of the runs, made once for each width."""
+    key = _Edges, halo.places.shape[1], halo.sent.device
+    if key not in runs.kept:
+        runs.kept[key] = _Edges(runs, halo)
+    return runs.kept[key]
 
 
 class _Convolved(torch.autograd.Function):
     @staticmethod
     def forward(ctx, layer: Convolution, x, weight, bias):
         ctx.layer = layer
-        out, state = layer.forward(x, weight, bias)
-        ctx.save_for_backward(x, weight, bias, state)
+        out, given = layer.forward(x, weight, bias)
+        ctx.save_for_backward(x, weight, bias, given)
         return out
 
     @staticmethod

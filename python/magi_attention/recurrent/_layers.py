@@ -46,7 +46,7 @@ def causal_conv1d(
         before = check_int("the width of weight", weight.shape[1], 1) - 1
     table = table_of(plan)
     if _fla.serves(x):
-        halo = table.halo(before, x.device) if table.moves_states else None
+        halo = table.halo(before, x.device) if before and table.moves_states else None
         layer = _fla.Convolution(activation, table.own_runs, halo)
         return layer(x, weight.to(x.dtype).contiguous(), bias)
     halo, others = _fetched(plan, x, before)

@@ -38,19 +38,15 @@ class Halo(NamedTuple):
 
     fetch: moves the own rows `sent`, in their order, to the ranks that fetch them; places: int64
     [own runs, width], of each row before a run among own rows, fetched rows and, behind these, one
-    row of zeros; own, others: which of the places, counted run by run, hold own and fetched rows,
-    and which rows these are.
+    row of zeros.
     """
 
     fetch: RowFetch
     sent: torch.Tensor
     places: torch.Tensor
-    own: tuple[torch.Tensor, torch.Tensor]
-    others: tuple[torch.Tensor, torch.Tensor]
 
     def on(self, device: torch.device) -> Halo:
-        own, others = (tuple(x.to(device) for x in pair) for pair in (self.own, self.others))
-        return Halo(self.fetch, self.sent.to(device), self.places.to(device), own, others)
+        return Halo(self.fetch, self.sent.to(device), self.places.to(device))
 
 
 class OwnRuns:
@@ -248,14 +244,9 @@ class RunTable:
             for of_run in wanted[rank]
         ]
         index += [[zero] * width] * (len(self.own_runs) - len(index))
-        flat = list(enumerate(itertools.chain.from_iterable(index)))
-        own = [(i, row) for i, row in flat if row < rows]
-        others = [(i, row - rows) for i, row in flat if rows <= row < zero]
-        pairs = (tuple(_host(list(column)) for column in zip(*pair)) for pair in (own, others))
-        pairs = (pair or (_host([]), _host([])) for pair in pairs)
-        places = _host([row for _, row in flat]).view(len(index), width)
+        places = _host([row for of_run in index for row in of_run]).view(len(index), width)
         fetch = RowFetch(self._rows, f"{width} rows before runs", owned, records)
-        return Halo(fetch, _host([row for _, row in sent]), places, *pairs)
+        return Halo(fetch, _host([row for _, row in sent]), places)
 
     def _rows_before(self, rank: int, width: int) -> list[list[int]]:
         """The rows that come before each run of a rank, -1 where there are none."""
