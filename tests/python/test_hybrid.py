@@ -34,7 +34,9 @@ from magi_attention.integrations._model_plans import heads_of
 from magi_attention.integrations._model_recurrent import is_served, recurrences_of
 from magi_attention.integrations.trainer import MagiCollator
 from magi_attention.recurrent import _fla, _kinds
+from magi_attention.training import save_attention
 from ranks import over
+from test_training import Counts
 
 FAMILIES = (
     "qwen3_next", "qwen3_5", "qwen4_exp", "nemotron_h", "granitemoehybrid", "bamba", "jamba",
@@ -119,7 +121,8 @@ def documents(
     group: dist.ProcessGroup | None, family: str, placement: str, change: str | None = None
 ) -> float:
     """The largest relative error of logits, loss and gradients of packed documents. change: what a
-    training does with the model besides: "checkpointed", "compiled", "sharded" (FSDP2).
+    training does with the model besides: "kept" (attention, by checkpoints), "compiled", "sharded"
+    (FSDP2).
     """
     model, alone = _made(family, "magi"), _made(family, "eager")
     ids, labels, positions = zoo.labelled()
@@ -155,8 +158,9 @@ def _changed(model: torch.nn.Module, change: str | None):
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    if change == "checkpointed":
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if change == "kept":
+        keeping = {"use_reentrant": False, "context_fn": save_attention}
+        model.gradient_checkpointing_enable(keeping)
         model.train()
     return model
 
@@ -368,7 +372,13 @@ def test_over_ranks(group, family):
 
 @over(2)
 def test_checkpointed(group):
-    assert documents(group, "qwen3_next", "contiguous", "checkpointed") <= TOLERANCE
+    """Recomputation exchanges nothing again where checkpoints keep attention."""
+    exchanges = []
+    for change in (None, "kept"):
+        with Counts() as counted:
+            assert documents(group, "qwen3_next", "contiguous", change) <= TOLERANCE
+        exchanges.append(counted.found[1])
+    assert exchanges[0] == exchanges[1] > 0
 
 
 @over(4)  # a mesh is of all processes

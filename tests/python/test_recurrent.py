@@ -17,13 +17,17 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 from magi_attention import Plan, masks, recurrent
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import AffinityDispatchAlg, DispatchConfig, DistAttnConfig
 from magi_attention.errors import CommError
 from magi_attention.recurrent import _fla, _kinds, _parts
+from magi_attention.training import Offload
 from ranks import over, own_group, refuses
+from test_training import KEEPING, Counts, check_equal
+from test_training import run as gradients_of
 
 _HEADS, _KEY_DIM, _DIM, _CHANNELS = 2, 4, 6, 5
 SIZES = dict(num_heads_q=2, num_heads_kv=1, head_dim=8)
@@ -256,6 +260,52 @@ def test_parts_of_runs(group, name):
     with mock.patch.object(_kinds.Delta, "part_rows", 2), mock.patch.object(_parts, "_ROUND", 1):
         for seed in range(6):
             agrees(group, name, seed)
+
+
+class Mixer(torch.nn.Module):
+    """A layer whose inputs but the first are weights, as its parameters are."""
+
+    def __init__(self, name: str, given) -> None:
+        super().__init__()
+        self.name, ((_, *inputs), parameters) = name, given
+        self.inputs, self.weights = map(torch.nn.ParameterList, (inputs, parameters))
+
+    def forward(self, x, bound):
+        return LAYERS[self.name].under(bound, [x, *self.inputs], [*self.weights])
+
+
+@over(2)
+@pytest.mark.parametrize("name", ["gated_delta_rule", "rg_lru", "causal_conv1d"])
+def test_kept_exchanges(group, name):
+    """Recomputation exchanges nothing again under checkpoints that keep attention, and gradients
+    have the same bits.
+    """
+    mask, host = masks.from_cu_seqlens([0, 9, 40], causal=True), Offload(min_bytes=0)
+    bound = Plan.from_mask(mask, cp_size=2, placement="zigzag", **SIZES).bind(group)
+    generator = torch.Generator().manual_seed(dist.get_rank(group))
+    given = LAYERS[name].draw(
+        lambda *shape: torch.randn(*shape, generator=generator), bound.local_rows
+    )
+    x, mixer, counts = given[0][0].requires_grad_(), Mixer(name, given), {}
+
+    def offloaded(layer, y, bound):
+        how = dict(use_reentrant=False, context_fn=host.save_attention)
+        return checkpoint(layer, y, bound, **how)
+
+    with (
+        mock.patch.object(Offload, "_MOVED", ("cpu",)),
+        mock.patch.object(_kinds.Delta, "part_rows", 2),
+        mock.patch.object(_parts, "_ROUND", 1),
+    ):
+        wanted = gradients_of([mixer], x, lambda layer, y: layer(y, bound))
+        for way, (step, is_kept) in (KEEPING | {"offloaded": (offloaded, True)}).items():
+            with Counts() as counted:
+                found = gradients_of([mixer], x, lambda layer, y, step=step: step(layer, y, bound))
+            check_equal(found, wanted, 0.0)
+            counts[is_kept] = {*counts.get(is_kept, ()), counted.found[1]}
+            assert counted.found[1] > 0, way
+    (kept,), (repeated,) = counts[True], counts[False]  # those without a checkpoint among the kept
+    assert 3 * kept == 2 * repeated
 
 
 @over(3)

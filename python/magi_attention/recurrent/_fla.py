@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from magi_attention._native.vtable import CAST, SUM
+from magi_attention._native.vtable import SUM
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.recurrent._kinds import Delta, Scalar
 from magi_attention.recurrent._recurrence import Tensors
@@ -81,7 +81,7 @@ class Convolution:
         if (halo := self._halo) is None:
             return out[0], None
         edges = _edges_of(self._runs, halo)
-        fetched = halo.fetch.move(CAST, x[halo.sent])
+        fetched = halo.fetch.fetched(x[halo.sent])
         given = torch.cat((x[edges.rows], fetched, x.new_zeros((1, x.shape[1]))))
         found = self._of_windows(given[edges.windows], weight, bias)
         out[0].index_copy_(0, edges.targets, found.flatten(0, 1)[edges.kept].to(x.dtype))

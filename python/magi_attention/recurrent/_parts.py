@@ -16,7 +16,8 @@ _ROUND = 64  # rows of a part are a multiple: kernels begin a chunk at each
 
 class Parts:
     """The own runs of a rank, those with heirs in parts of `rows` rows or somewhat less; None: as
-    they are. runs: the parts, as recurrences get them. What ranks exchange is of whole runs.
+    they are. runs: the parts, as recurrences get them; are_cut: whether one is no run. What
+    ranks exchange is of whole runs.
     """
 
     def __init__(self, own: OwnRuns, rows: int | None) -> None:
@@ -28,7 +29,8 @@ class Parts:
         counts = [max(count, 1) for count in counts]
         self._counts = counts
         self._first = [0, *itertools.accumulate(counts)]
-        self.runs = own if sum(counts) == len(counts) else self._cut()
+        self.are_cut = sum(counts) > len(counts)
+        self.runs = self._cut() if self.are_cut else own
         place = {part: i for i, part in enumerate(self.runs.with_heirs)}
         # Of each own run with heirs: the places of its parts among the summaries.
         self._summaries = {run: [place[p] for p in self._of(run)] for run in own.with_heirs}
@@ -49,7 +51,7 @@ class Parts:
 
     def whole(self, recurrence, factors: torch.Tensor, offsets: torch.Tensor):
         """The summaries [runs with heirs, ...] of those of parts."""
-        if self.runs is self._own:
+        if not self.are_cut:
             return factors, offsets
         found = []
         for parts in self._summaries.values():
@@ -64,7 +66,7 @@ class Parts:
 
     def starts(self, recurrence, factors, offsets, of_runs: torch.Tensor) -> torch.Tensor:
         """The states that parts start from, of those that runs [runs, ...] start from."""
-        if self.runs is self._own:
+        if not self.are_cut:
             return of_runs
         found = []
         for run, state in enumerate(of_runs.split(1)):

@@ -5,6 +5,7 @@ each run from the state that it starts with.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -13,8 +14,9 @@ from torch.nn.utils.rnn import pad_sequence
 from magi_attention._native.vtable import CAST, SUM
 from magi_attention.common._arguments import check_kind
 from magi_attention.common._derivatives import refuse_second_derivative
+from magi_attention.functional._exchanged import exchanged
 from magi_attention.plan import BoundPlan
-from magi_attention.recurrent._parts import parts_of
+from magi_attention.recurrent._parts import Parts, parts_of
 from magi_attention.recurrent._table import OwnRuns, RunTable, table_of
 
 Tensors = tuple[torch.Tensor, ...]
@@ -138,12 +140,8 @@ class _OverRuns(torch.autograd.Function):
         with torch.autocast(inputs[0].device.type, enabled=False):
             call = recurrence.forward(inputs, parts.runs)
             if table.moves_states:
-                own, offsets_of_parts = call.summary()
-                whole = parts.whole(recurrence, own, offsets_of_parts)
-                factors, offsets = _exchanged(table, *whole)
-                starts = table.places_on(offsets.device).starts
-                states = _starts(table, recurrence, factors, offsets)[starts]
-                states = parts.starts(recurrence, own, offsets_of_parts, states)
+                begin = partial(_begin, table, recurrence, parts, call)
+                own, factors, states = exchanged(inputs[0], begin)
             out = call.results(states)
         ctx.save_for_backward(own, factors, states, *call.saved)
         return out
@@ -162,14 +160,20 @@ class _OverRuns(torch.autograd.Function):
             return None, None, *call.of_inputs(ends)
 
 
-def _exchanged(
-    table: RunTable, factors: torch.Tensor, offsets: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The summaries of own runs with heirs, and after them those of others that this rank needs."""
-    own = torch.cat((factors.flatten(1), offsets.flatten(1)), 1)
-    whole = torch.cat((own, table.summaries.move(CAST, own)))
-    first, second = whole.split((factors.shape[1:].numel(), offsets.shape[1:].numel()), 1)
-    return first.view(-1, *factors.shape[1:]), second.view(-1, *offsets.shape[1:])
+def _begin(
+    table: RunTable, recurrence: Recurrence, parts: Parts, call: Forward
+) -> list[torch.Tensor]:
+    """A of own parts with heirs, A of own runs with heirs and, after them, of others that this rank
+    needs, and the states that own parts start from.
+    """
+    of_parts = call.summary()
+    own = parts.whole(recurrence, *of_parts)
+    summaries = torch.cat([x.flatten(1) for x in own], 1)
+    fetched = table.summaries.move(CAST, summaries).split([x.shape[1:].numel() for x in own], 1)
+    factors, offsets = (torch.cat((x, y.view(-1, *x.shape[1:]))) for x, y in zip(own, fetched))
+    states = _starts(table, recurrence, factors, offsets)[table.places_on(offsets.device).starts]
+    of_cut = of_parts[0] if parts.are_cut else factors.new_empty(0)  # else they are among factors
+    return [of_cut, factors, parts.starts(recurrence, *of_parts, states)]
 
 
 def _starts(
@@ -197,12 +201,12 @@ def _ends(
     call: Backward,
 ) -> torch.Tensor:
     """The gradient of the state at the end of each own part: what its heirs give back, on all
-    ranks, in the order of the ranks. factors: A of own parts with heirs; A of own runs with heirs
-    and, after them, of others.
+    ranks, in the order of the ranks. factors: those of _begin.
     """
     parts = parts_of(table.own_runs, recurrence.part_rows)
     of_parts, of_runs = factors
     heirs, places = len(table.own_runs.with_heirs), table.places_on(states.device)
+    of_parts = of_parts if parts.are_cut else of_runs[:heirs]
     with torch.enable_grad():  # states are affine in the offsets, whose values do not matter
         given = states.new_zeros((len(of_parts) + len(of_runs) - heirs, *states.shape[1:]))
         given = given.requires_grad_()

@@ -7,6 +7,7 @@ import torch
 
 from magi_attention._native.vtable import CAST, SUM
 from magi_attention.common._derivatives import refuse_second_derivative
+from magi_attention.functional._exchanged import exchanged
 from magi_attention.rows import Rows
 
 
@@ -26,6 +27,10 @@ class RowFetch:
         self._owned, self._needed = owned, needed
         self.count = sum(rows for _, _, rows in needed)
 
+    def fetched(self, x: torch.Tensor) -> torch.Tensor:
+        """The rows [count, width] that come where each rank gives x; checkpoints can keep them."""
+        return exchanged(x, lambda: [self.move(CAST, x)])[0]
+
     def move(self, kind: int, x: torch.Tensor, rows: int | None = None) -> torch.Tensor:
         """The rows that come where each rank gives x, `rows` of them, None: count."""
         found = x.new_zeros((self.count if rows is None else rows, x.shape[1]))
@@ -37,7 +42,7 @@ class _Fetch(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, fetch: RowFetch):
         ctx.fetch, ctx.rows = fetch, x.shape[0]
-        return fetch.move(CAST, x)
+        return fetch.fetched(x)
 
     @staticmethod
     def backward(ctx, dx):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints that keep out and lse of attention, so that recomputation runs neither its kernels
-nor its exchanges again. The backward needs q, k and v besides, which are cheap to project anew.
+nor its exchanges again. The backward needs q, k and v besides, which are cheap to project anew. Of
+recurrent layers they keep what ranks exchange: states of runs, and rows before these.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+from magi_attention.functional._exchanged import exchanged_op
 from magi_attention.functional._operators import flex_forward_op, listed_forward_op
 from magi_attention.functional.dist_attn import dist_forward_op
 from magi_attention.functional.latent_attn import latent_forward_op
 
-# As which a policy of torch's selective checkpoints sees attention, in eager code too.
-ATTENTION_OPS = (dist_forward_op, flex_forward_op, listed_forward_op, latent_forward_op)
+# As which a policy of torch's selective checkpoints sees attention and the exchanges of recurrent
+# layers, in eager code too.
+ATTENTION_OPS = (
+    dist_forward_op, flex_forward_op, listed_forward_op, latent_forward_op, exchanged_op,
+)  # fmt: skip
 
 
 class Keeping(TorchDispatchMode):
@@ -29,11 +34,10 @@ class Keeping(TorchDispatchMode):
 
 def save_attention() -> tuple[Any, Any]:
     """A context_fn of torch.utils.checkpoint.checkpoint(..., use_reentrant=False), with which
-    attention is not computed or exchanged again. What calc_sparse_attn and calc_latent_attn bring
-    from other ranks comes again, as backward needs it, and dispatch, undispatch and roll run again.
-    To
-    keep results of other operators as well, give ATTENTION_OPS and these to torch's
-    create_selective_checkpoint_contexts.
+    attention is not computed or exchanged again, and recurrent layers exchange nothing again. What
+    calc_sparse_attn and calc_latent_attn bring from other ranks comes again, as backward needs it,
+    and dispatch, undispatch and roll run again. To keep results of other operators as well, give
+    ATTENTION_OPS and these to torch's create_selective_checkpoint_contexts.
     """
     for mode in _get_current_dispatch_mode_stack():
         if isinstance(mode, Keeping):
