@@ -10,7 +10,7 @@ it cannot. Masks by bounds, ids, trees, columns or intervals are compared by int
 length; matrices and functions of pairs are asked for every pair.
 """
 
-from magi_attention.masks._blocks import from_blocks
+from magi_attention.masks._blocks import from_blocks, to_blocks
 from magi_attention.masks._dense import (
     from_block_mask,
     from_mask_mod,
@@ -40,12 +40,13 @@ from magi_attention.masks._intervals import (
 )
 from magi_attention.masks._mask import Mask, from_intervals, from_ranges
 from magi_attention.masks._tree import TokenTree, from_token_ids, from_tree, to_tree
+from magi_attention.masks._video import from_video, video_blocks
 
 __all__ = [
     "Mask", "TokenTree", "from_block_mask", "from_blocks", "from_cu_seqlens", "from_document_ids",
     "from_flashmask", "from_interval_ends", "from_intervals", "from_mask_mod", "from_matrix",
     "from_packed_seq_params", "from_prefix_lm", "from_ranges", "from_token_ids", "from_tree",
-    "from_window", "load", "save", "to_block_mask", "to_cu_seqlens", "to_document_ids",
-    "to_flashmask", "to_interval_ends", "to_mask_mod", "to_matrix", "to_packed_seq_params",
-    "to_prefix_lm", "to_tree", "to_window",
+    "from_video", "from_window", "load", "save", "to_block_mask", "to_blocks", "to_cu_seqlens",
+    "to_document_ids", "to_flashmask", "to_interval_ends", "to_mask_mod", "to_matrix",
+    "to_packed_seq_params", "to_prefix_lm", "to_tree", "to_window", "video_blocks",
 ]  # fmt: skip

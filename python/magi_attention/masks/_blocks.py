@@ -8,7 +8,7 @@ import torch
 from magi_attention._native.handles import MaskHandle
 from magi_attention.common._arguments import MAX_ROWS, as_bool, check_int
 from magi_attention.common._block_ranges import Blocks, folded_ranges, runs_of_mask
-from magi_attention.masks._mask import Mask, compact
+from magi_attention.masks._mask import Mask, check_mask, check_told, compact
 
 
 def from_blocks(
@@ -41,3 +41,41 @@ def from_blocks(
     is_there = ranges.q_ranges[:, 1] > ranges.q_ranges[:, 0]
     lists = [part[is_there].tolist() for part in ranges[:3]]
     return compact(Mask(MaskHandle.from_ranges(*lists, rows_q, rows_k)))
+
+
+def to_blocks(
+    mask: Mask, q_block_size: int, k_block_size: int, cover: bool = False
+) -> torch.Tensor:
+    """bool [q_blocks, k_blocks], as from_blocks takes it. ValueError that names the first row which
+    sees a part of a block, unless cover: then a block is seen where any pair of it is.
+    """
+    check_mask(mask)
+    size_q = check_int("q_block_size", q_block_size, 1, MAX_ROWS)
+    size_k = check_int("k_block_size", k_block_size, 1, MAX_ROWS)
+    blocks = Blocks(mask.rows_q, mask.rows_k, size_q, size_k, False)
+    q0, q1, k0, k1, low, high = mask.slices.long().unbind(1)
+    counts = (q1 - 1) // size_q - q0 // size_q + 1
+    of = torch.repeat_interleave(counts)
+    block = torch.arange(len(of), device="cpu") - (counts.cumsum(0) - counts)[of]
+    block += (q0 // size_q)[of]
+    first = torch.maximum(block * size_q, q0[of])
+    last = torch.minimum(block * size_q + size_q, q1[of])
+    begin = torch.maximum(k0[of], first + low[of])
+    end = torch.minimum(k1[of], last + high[of])
+    seen = begin < end
+    edges = torch.zeros(blocks.num_q, blocks.num_k + 1, dtype=torch.int32, device="cpu")
+    one = torch.ones(int(seen.sum()), dtype=torch.int32, device="cpu")
+    edges.index_put_((block[seen], begin[seen] // size_k), one, accumulate=True)
+    edges.index_put_((block[seen], (end[seen] - 1) // size_k + 1), -one, accumulate=True)
+    visible = edges[:, :-1].cumsum(1, dtype=torch.int32) > 0
+    if as_bool("cover", cover):
+        return visible
+    # Blocks show no pair more than the mask where they show as many.
+    rows = (mask.rows_q - torch.arange(blocks.num_q, device="cpu") * size_q).clamp(max=size_q)
+    keys = visible.sum(1) * size_k
+    if blocks.num_k:
+        keys -= visible[:, -1] * (blocks.num_k * size_k - mask.rows_k)
+    if int((rows * keys).sum()) != mask.area:
+        told = from_blocks(visible, size_q, size_k, mask.rows_q, mask.rows_k)
+        check_told(mask, told, f"blocks of {size_q} x {size_k}")
+    return visible
