@@ -83,7 +83,7 @@ void check_device_shards(const ShardPair& pair, const Communicator* communicator
   check_device(pair.first_name, pair.first.device);
   check_gapless(pair.first_name, pair.first);
   check_gapless(pair.second_name, pair.second);
-  // A graph would read the host's tables when it runs: they are gone by then.
+  // The tables of these calls live no longer than the calls.
   check_not_captured(stream, "dispatch, undispatch and roll");
   if (communicator == nullptr || communicator->num_ranks() == 1) return;
   if (communicator->has_device_exchange()) return;

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <atomic>
-#include <chrono>
 #include <string>
 #include <thread>
 
@@ -8,6 +6,7 @@
 #include "capi/owned_handles.hpp"
 #include "cuda/stream.hpp"
 #include "support/gpu/device_slices.hpp"
+#include "support/gpu/gate.hpp"
 #include "support/gpu/gpu_test.hpp"
 #include "support/gpu/graph.hpp"
 
@@ -16,7 +15,6 @@
 namespace magi::test {
 namespace {
 
-using capi_test::made;
 using capi_test::mask_from;
 using capi_test::Owned;
 
@@ -91,20 +89,6 @@ TEST_F(CapiForwardTest, MoreCombinationsThanAreKept) {
   }
 }
 
-/// Holds a stream until it is released, or for ten seconds.
-struct Gate {
-  static void wait(void* self) {
-    auto& gate = *static_cast<Gate*>(self);
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-    while (!gate.is_open.load() && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    gate.has_given_up = !gate.is_open.load();
-  }
-  std::atomic<bool> is_open = false;
-  std::atomic<bool> has_given_up = false;
-};
-
 TEST_F(CapiForwardTest, LaterCallsWaitForNothing) {
   const CallTensors tensors(512, 512, 8, 2, 128);
   const Mask mask = document_mask(512);
@@ -114,8 +98,7 @@ TEST_F(CapiForwardTest, LaterCallsWaitForNothing) {
   const Stream stream;
   call(handle, abi, stream.handle());
   tensors.poison_sync();
-  Gate gate;
-  cuda_check(cudaLaunchHostFunc(stream.handle(), Gate::wait, &gate), "cudaLaunchHostFunc");
+  Gate gate(stream.handle());
   for (int i = 0; i < 20; ++i) call(handle, abi, stream.handle());
   EXPECT_FALSE(gate.has_given_up) << "a call waited for its stream";
   gate.is_open = true;

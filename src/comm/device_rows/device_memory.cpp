@@ -127,10 +127,7 @@ std::shared_ptr<const DeviceTables> DeviceMemory::make_tables(const RowTable& ta
     const auto memory = allocate(static_cast<std::int64_t>(bytes.size()), stream);
     target = memory.get();
     tables->memory = memory;
-    // The host's bytes have been read when this returns, as they are pageable.
-    cuda_check(cudaMemcpyAsync(target, bytes.data(), bytes.size(), cudaMemcpyHostToDevice,
-                               queue_of(stream)),
-               "cudaMemcpyAsync");
+    write_words(target, bytes, queue_of(stream));
   }
   for_each_list(tables->tasks, [&]<typename List>(List& list) {
     const std::size_t size_bytes = list.size_bytes();

@@ -3,6 +3,7 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <type_traits>
 #include <utility>
@@ -210,6 +211,31 @@ __global__ __launch_bounds__(kThreads) void max_rows_kernel(const Value* rows, i
   values[i] = top;
 }
 
+constexpr std::size_t kFewWords = 256, kMostWords = 8000;  ///< of a launch, whose limit is 32 KB
+
+template <std::size_t kWords>
+struct LaunchWords {
+  std::uint32_t words[kWords] = {};
+};
+
+template <std::size_t kWords>
+__global__ __launch_bounds__(kThreads) void write_words_kernel(
+    const __grid_constant__ LaunchWords<kWords> given, std::uint32_t* target, unsigned count) {
+  const unsigned i = blockIdx.x * kThreads + threadIdx.x;
+  if (i < count) target[i] = given.words[i];
+}
+
+template <std::size_t kWords>
+void launch_write(std::byte* target, std::span<const std::byte> words, cudaStream_t stream) {
+  LaunchWords<kWords> given;
+  std::memcpy(given.words, words.data(), words.size());
+  const auto count = static_cast<unsigned>(words.size() / sizeof(std::uint32_t));
+  const unsigned num_blocks = ceil_div(count, unsigned{kThreads});
+  write_words_kernel<<<num_blocks, kThreads, 0, stream>>>(
+      given, reinterpret_cast<std::uint32_t*>(target), count);
+  cuda_check(cudaGetLastError(), "write_words_kernel");
+}
+
 std::vector<DeviceRows> rows_of(const RowSide& side) {
   if (side.wire == nullptr) return tensor_rows(side.tensors);
   return wire_rows(side.tensors, wire_types_of(side.tensors, side.tensors), side.wire);
@@ -313,6 +339,17 @@ void DeviceMemory::combine(const Partials& partials, void* stream) {
         launch_combine<Target, Wire>(sum, count, partials, queue_of(stream));
       });
     });
+  }
+}
+
+void write_words(std::byte* target, std::span<const std::byte> words, cudaStream_t stream) {
+  while (!words.empty()) {
+    const std::size_t size = std::min(words.size(), kMostWords * sizeof(std::uint32_t));
+    const bool are_few = size <= kFewWords * sizeof(std::uint32_t);
+    const auto launch = are_few ? launch_write<kFewWords> : launch_write<kMostWords>;
+    launch(target, words.first(size), stream);
+    target += size;
+    words = words.subspan(size);
   }
 }
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "comm/device_memory.hpp"
 #include "comm/ranks.hpp"
 #include "comm/rows/row_exchanger.hpp"
 #include "cuda/device.hpp"
+#include "support/gpu/gate.hpp"
 #include "support/gpu/gpu_test.hpp"
 
 // Moves of rows in device memory, between threads that share the GPU: through buffers of the
@@ -96,6 +99,46 @@ TEST_P(DeviceRowMoves, GivenUpMovesLeaveTheGroupUsable) {
     exchange->wait_sync();
     testing::check_order(group, memory);
   });
+}
+
+/// Tables that calls make for themselves, of few rows and of more than one launch brings, reach the
+/// device without a wait of the host.
+TEST_P(DeviceRowMoves, CallsWaitForNoStream) {
+  for (const std::int32_t num_rows : {8, 6000}) {
+    run(GetParam(), 2, [num_rows](Communicator& group, const testing::TestMemory& memory) {
+      const std::int32_t peer = 1 - group.rank();
+      RowExchange rows;  // every other row, so that each is a task by itself
+      for (std::int32_t row = 0; row < num_rows; row += 2) {
+        rows.owned.push_back({peer, row, 1});
+        rows.needed.push_back({peer, row + 1, 1});
+      }
+      const auto value = [](const auto& at) { return static_cast<double>(4 * at[0] + at[1]); };
+      testing::HostTensor parts = testing::make_tensor(DType::Float32, {num_rows, 4});
+      testing::fill(parts.view, value);
+      testing::HostTensor sums = testing::make_tensor(DType::Float32, {num_rows, 4});
+      testing::fill(sums.view, [](const auto&) { return 0.0; });
+      testing::Twin from(memory, std::move(parts)), to(memory, std::move(sums));
+      const auto add = [&] {
+        group
+            .group_reduce({&from.view(), 1}, {&to.view(), 1}, rows, ExchangeKind::Sum, {},
+                          memory.stream)
+            ->wait_sync();
+      };
+      add();  // kernels are loaded, which waits
+      Gate gate(static_cast<cudaStream_t>(memory.stream));
+      for (int i = 0; i < 3; ++i) add();
+      EXPECT_FALSE(gate.has_given_up) << "a call waited for its stream";
+      gate.is_open = true;
+      const TensorView& seen = to.fetched();
+      std::int64_t num_wrong = 0;
+      testing::for_each_element(seen, [&](auto at) {
+        const double read = testing::read_element(seen, at);
+        const bool is_added = at[0]++ % 2 == 0;  // from the row behind
+        num_wrong += read != (is_added ? 4 * value(at) : 0.0);
+      });
+      EXPECT_EQ(num_wrong, 0) << num_rows << " rows";
+    });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, DeviceRowMoves, ::testing::Bool(),
