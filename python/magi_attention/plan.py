@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import itertools
 from functools import cached_property, partial
-from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from magi_attention._group_holders import holds_groups
-from magi_attention._native.allocator import AttentionHandle
-from magi_attention._native.attention import Runner, dist_backward, dist_forward
 from magi_attention._native.handles import MaskHandle, PlacementHandle, PlanHandle
 from magi_attention._native.vtable import Communicator
 from magi_attention.backends._table import refuse_margin
@@ -30,11 +27,18 @@ from magi_attention.config.library import MAX_NODE, plan_sizes, to_mask, to_plan
 from magi_attention.config.words import chosen_config
 from magi_attention.env import apply_log_level, comm, general
 from magi_attention.functional import SparseForwardMeta
-from magi_attention.functional._rank_attention import LocalShape, RankAttention, layout_of
-from magi_attention.functional._slices import runner_under
+from magi_attention.functional._rank_attention import (
+    LocalShape,
+    Margins,
+    RankAttention,
+    layout_of,
+    runner_of,
+)
 from magi_attention.functional.dist_attn import attend_by
 from magi_attention.functional.kernel_backend import chosen_backend
 from magi_attention.functional.latent_attn import LatentAttention, attend_to_latents
+from magi_attention.functional.latent_price import LatentPrice, price_latents
+from magi_attention.functional.needed_rows import plan_of_keys
 from magi_attention.functional.rows import dispatch_padded, roll_p2p, undispatch_func
 from magi_attention.functional.sparse_dist_attn import NeededKeys, attend_to_chosen_keys
 from magi_attention.masks import Mask
@@ -42,7 +46,6 @@ from magi_attention.rows import Rows, num_valid_rows
 from magi_attention.training_memory import ModelShape, Training, TrainingMemory, memory_of_plan
 
 _MAX_SMS = 1 << 20  # more than any GPU has
-_Margins: TypeAlias = tuple[int | None, int | None]
 _PICTURES = ("mask", "placement", "traffic", "timeline", "steps")
 
 
@@ -252,6 +255,20 @@ class Plan:
         chosen = Training() if training is None else training
         return memory_of_plan(self, model, chosen, transport)
 
+    @cached_property
+    def keys(self) -> PlanHandle:
+        """The library's plan of the same mask and placement that moves keys in one exchange."""
+        return plan_of_keys(self._handle)
+
+    def price_latents(self, latent_dim: int, rope_dim: int) -> LatentPrice:
+        """Returns the bytes and seconds of latent attention (MLA) under this plan, of its heads and
+        dims, where latents of so many elements and the rotated parts of keys travel, and where keys
+        and values do: what calc_latent_attn chooses by. `print` shows both.
+        """
+        check_int("latent_dim", latent_dim, 1)
+        check_int("rope_dim", rope_dim, 0, self.report.head_dim)
+        return price_latents(self._handle, self.keys, self.report, latent_dim, rope_dim)
+
     def defects(self) -> str:
         """Returns what an independent check finds wrong, one line each; empty for a sound plan."""
         return self._handle.defects()
@@ -367,7 +384,7 @@ class BoundPlan:
         self,
         rows: int,
         num_valid: int,
-        exchange_sms: _Margins,
+        exchange_sms: Margins,
         backend: str | None,
         unpadded: RankAttention | None = None,
     ) -> RankAttention:
@@ -378,7 +395,7 @@ class BoundPlan:
             report.head_dim_v, backend,
         )  # fmt: skip
         runner = partial(
-            _runner_of, self.plan, rows, self.communicator, exchange_sms, backend,
+            runner_of, self.plan.handle, rows, self.communicator, exchange_sms, backend,
             self._rounds_partials,
         )  # fmt: skip
         named = {
@@ -415,7 +432,7 @@ class BoundPlan:
     @cached_property
     def needed_keys(self) -> NeededKeys:
         """The keys that come to this rank in gather_needed and each calc_sparse_attn."""
-        return NeededKeys(self.plan.handle, self.rank, self.rows)
+        return NeededKeys(self.plan.keys, self.rank, self.rows)
 
     def gather_needed(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's rows x [rows, ...], with or without their padding, and behind them the rows
@@ -463,8 +480,9 @@ class BoundPlan:
         return attend_to_chosen_keys((q, k, v), *lists, self.needed_keys, self.attention, numbers)
 
     @cached_property
-    def _latents(self) -> LatentAttention:
-        return LatentAttention(self.needed_keys, self.attention)
+    def latents(self) -> LatentAttention:
+        """Attention of this rank's rows to latents, for calc_latent_attn."""
+        return LatentAttention(self.needed_keys, self.attention, self.plan.price_latents)
 
     @torch.compiler.disable
     def calc_latent_attn(
@@ -476,7 +494,7 @@ class BoundPlan:
         softmax_scale: float | None = None,
         softcap: float = 0.0,
         *,
-        mode: str = "latent",
+        mode: str = "auto",
         heads_at_once: int | None = None,
     ) -> tuple[torch.Tensor, AttnForwardMeta]:
         """Attention to keys and values that are projections of latent rows (MLA). All rows are this
@@ -489,7 +507,7 @@ class BoundPlan:
         - mode: "latent": latent and k_rope travel, to the ranks that need them, once, and are
           projected there, in forward and backward; their gradients are added at their owners, in
           the order of the ranks. "expanded": keys and values travel, as in calc_attn. Both give the
-          same but for roundings.
+          same but for roundings. "auto": what plan.price_latents finds faster.
         - heads_at_once: kv heads whose keys and values are there at a time; None: those of 1 GiB.
 
         Returns out [rows, heads_q, dim of v] and a meta with lse. ValueError or TypeError names an
@@ -497,9 +515,7 @@ class BoundPlan:
         below that of v.
         """
         tensors, numbers = (q, latent, k_rope, up_projection), (softmax_scale, softcap)
-        return attend_to_latents(
-            self._latents, tensors, numbers, mode, heads_at_once, self.calc_attn
-        )
+        return attend_to_latents(self, tensors, numbers, mode, heads_at_once)
 
     def dispatch(self, x: torch.Tensor, pad_value: float = 0.0, seq_dim: int = 0) -> torch.Tensor:
         """x, the same on every rank, with total_seqlen rows along seq_dim -> this rank's rows."""
@@ -572,24 +588,3 @@ def _is_in_order(plan: Plan) -> bool:
     """Whether each rank holds one run of rows, in the order of the ranks."""
     ranks = plan.chunk_ranks
     return all(before <= after for before, after in itertools.pairwise(ranks))
-
-
-def _runner_of(
-    plan: Plan,
-    local_rows: int,
-    communicator: Communicator,
-    exchange_sms: _Margins,
-    backend: str | None,
-    rounds_partials: bool,
-) -> Runner:
-    """Returns what runs a plan as one rank; exchange_sms: forward's, backward's. Collective."""
-    if plan.cp_size == 1:  # rows are in the order of the sequence
-        return runner_under(plan.handle.mask().resized(local_rows, local_rows), backend)
-    forward_sms, backward_sms = exchange_sms
-    handle = AttentionHandle(plan.handle, communicator, forward_sms, backend, rounds_partials)
-    if backward_sms == forward_sms:
-        return Runner(dist_forward, dist_backward, handle.address, handle)
-    other = AttentionHandle(plan.handle, communicator, backward_sms, backend, rounds_partials)
-    return Runner(
-        dist_forward, dist_backward, handle.address, (handle, other), backward_handle=other.address
-    )

@@ -84,7 +84,12 @@ def test_against_one_process(group, mask: str):
     contiguous = DistAttnConfig(dispatch_config=DispatchConfig(layout="contiguous"))
     layouts = ({"config": chunks}, {"config": contiguous}, {"placement": "zigzag", "overlap": 2})
     bound, heads = bound_of(group, mask, **layouts[sizes % 3]), (None, 2, 1)[sizes % 3]
-    check(bound, group, mask, lambda *x: bound.calc_latent_attn(*x, heads_at_once=heads))
+    check(
+        bound,
+        group,
+        mask,
+        lambda *x: bound.calc_latent_attn(*x, mode="latent", heads_at_once=heads),
+    )
 
 
 @over(1, 2)
@@ -103,11 +108,11 @@ def test_a_checkpoint_attends_once(group):
     bound = bound_of(group, "causal")
     local = [bound.dispatch(x).detach().requires_grad_() for x in leaves(torch.float32)[:3]]
     weight = leaves(torch.float32)[3]
-    calls, forward = [], bound._latents.forward
-    bound._latents.forward = lambda *given: calls.append(1) or forward(*given)
+    calls, forward = [], bound.latents.forward
+    bound.latents.forward = lambda *given: calls.append(1) or forward(*given)
 
     def attend(*tensors):
-        return bound.calc_latent_attn(*tensors)[0]
+        return bound.calc_latent_attn(*tensors, mode="latent")[0]
 
     def gradients(out):
         return torch.autograd.grad(out.square().sum(), [*local, weight])
@@ -137,3 +142,33 @@ def test_what_does_not_fit(group):
     refuses(
         lambda: bound.calc_latent_attn(q, latent, rope, weight, mode="both"), ValueError, "mode is"
     )
+
+
+def mla(cp_size: int, rows: int = 1 << 16, bounds=None, **options) -> Plan:
+    """A plan of DeepSeek's heads."""
+    mask = masks.from_cu_seqlens([0, rows] if bounds is None else bounds)
+    return Plan.from_mask(
+        mask, cp_size=cp_size, num_heads_q=128, num_heads_kv=128, head_dim=192, head_dim_v=128,
+        **options,
+    )  # fmt: skip
+
+
+def test_bytes_of_latents():
+    """64k causal rows on two ranks: 576 elements in place of 40,960."""
+    price = mla(2).price_latents(512, 64)
+    rows = 3 * (1 << 14)  # the first and the last quarter see all, those between them three
+    assert price.latent_bytes == rows * 576 * (2 + 4)
+    assert price.expanded_bytes == rows * 128 * 320 * (2 + 2 + 4)
+    assert price.latent_bytes <= 0.03 * price.expanded_bytes
+
+
+def test_what_is_faster():
+    """One rank has all rows already; where keys and values take long latents win."""
+    assert mla(1).price_latents(512, 64).mode == "expanded"
+    near, far = (mla(8, 1 << 14, devices_per_node=size).price_latents(512, 64) for size in (0, 2))
+    assert far.latent_bytes == near.latent_bytes and near.mode == "expanded"
+    assert far.expanded_seconds > near.expanded_seconds and far.latent_seconds > near.latent_seconds
+    bounds = [*range(0, 1 << 18, 24576), 1 << 18]
+    price = mla(16, 1 << 18, bounds, devices_per_node=1).price_latents(512, 64)
+    assert price.mode == "latent" and price.latent_seconds < 0.5 * price.expanded_seconds
+    assert "chosen" in str(price).splitlines()[0]

@@ -13,8 +13,11 @@ import torch
 import torch.distributed as dist
 
 from magi_attention._group_holders import holds_groups
-from magi_attention._native.attention import Call, Options, Runner
+from magi_attention._native.allocator import AttentionHandle
+from magi_attention._native.attention import Call, Options, Runner, dist_backward, dist_forward
+from magi_attention._native.handles import PlanHandle
 from magi_attention._native.tensors import as_plain
+from magi_attention._native.vtable import Communicator
 from magi_attention.comm.first_call import Backwards, FirstCalls, begin, first_calls_of
 from magi_attention.comm.group import rank_tuple
 from magi_attention.common._arguments import as_bool
@@ -24,11 +27,13 @@ from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env import comm, general
 from magi_attention.functional._calls import CallCache, calls_of, run, signature
 from magi_attention.functional._checks import check_params, check_qkv, check_shape, check_sink
+from magi_attention.functional._slices import runner_under
 
 _log = logging.getLogger(__name__)
 
 # Types of options that calls are found by as they are given; a tensor may change.
 _CONSTANTS = (float, int, type(None))
+Margins = tuple[int | None, int | None]  # multiprocessors in forward and backward, None: chosen
 _OPTIONS_KEPT = 256  # ranks forget them alike, as all go through the same calls
 
 # Operators name what they run by a number.
@@ -298,3 +303,24 @@ def check_local(q, k, v, local_shape: LocalShape, precision: MagiAttentionPrecis
     for name, tensor, shape in zip("qkv", (q, k, v), wanted):
         check_shape(name, tensor, shape)
     return q, k, v
+
+
+def runner_of(
+    plan: PlanHandle,
+    local_rows: int,
+    communicator: Communicator,
+    exchange_sms: Margins,
+    backend: str | None,
+    rounds_partials: bool,
+) -> Runner:
+    """Returns what runs a plan as one rank; exchange_sms: forward's, backward's. Collective."""
+    if plan.report().num_ranks == 1:  # rows are in the order of the sequence
+        return runner_under(plan.mask().resized(local_rows, local_rows), backend)
+    forward_sms, backward_sms = exchange_sms
+    handle = AttentionHandle(plan, communicator, forward_sms, backend, rounds_partials)
+    if backward_sms == forward_sms:
+        return Runner(dist_forward, dist_backward, handle.address, handle)
+    other = AttentionHandle(plan, communicator, backward_sms, backend, rounds_partials)
+    return Runner(
+        dist_forward, dist_backward, handle.address, (handle, other), backward_handle=other.address
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn.functional import pad
@@ -21,9 +21,10 @@ from magi_attention.functional._checks import check_params, check_qkv, check_sha
 from magi_attention.functional._operators import NAMESPACE, define
 from magi_attention.functional._rank_attention import RankAttention
 from magi_attention.functional._slices import runner_under
+from magi_attention.functional.latent_price import LatentPrice
 from magi_attention.functional.needed_rows import NeededRows
 
-MODES = ("latent", "expanded")
+MODES = ("auto", "latent", "expanded")
 _EXPANDED_BYTES = 1 << 30  # of projected keys and values that are there at a time
 _ALIGNMENT = 16  # bytes, of the values that kernels read
 
@@ -50,17 +51,32 @@ class LatentShape(NamedTuple):
 
 class LatentAttention:
     """Attention of one rank's rows to needed rows, which are latents. number: names it in operators
-    for as long as it lives.
+    for as long as it lives. price: of a latent's and a rotated part's elements, under the plan.
     """
 
     _last_number = 0
 
-    def __init__(self, needed: NeededRows, attention: RankAttention) -> None:
+    def __init__(
+        self,
+        needed: NeededRows,
+        attention: RankAttention,
+        price: Callable[[int, int], LatentPrice],
+    ) -> None:
         LatentAttention._last_number += 1
         self.number = LatentAttention._last_number
         _by_number[self.number] = self
         self.needed, self.attention = needed, attention
         self._calls: dict[int, CallCache] = {}
+        self._price, self._modes = price, {}
+
+    def mode(self, mode: str, shape: LatentShape) -> str:
+        """The mode, or what "auto" is for latents of this shape."""
+        if mode != "auto":
+            return mode
+        sizes = shape.latent, shape.rope
+        if sizes not in self._modes:
+            self._modes[sizes] = self._price(*sizes).mode
+        return self._modes[sizes]
 
     def calls(self, num_rows: int) -> CallCache:
         """The prepared calls of so many own rows: all of them, or those before the padding."""
@@ -165,17 +181,24 @@ class _Latents(torch.autograd.Function):
         return dq, down.to(dq.dtype), dweight, None, None, None, None
 
 
+class HasLatents(Protocol):
+    """The type that attend_to_latents takes: a bound plan."""
+
+    latents: LatentAttention
+    calc_attn: Callable
+
+
 def attend_to_latents(
-    latents: LatentAttention,
+    bound: HasLatents,
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     numbers: tuple[float | None, float],
     mode: str,
     heads_at_once: int | None,
-    calc_attn: Callable,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
     """tensors: q, latent, k_rope, up_projection; numbers: softmax_scale, softcap. See
     BoundPlan.calc_latent_attn.
     """
+    latents = bound.latents
     attention = latents.attention
     try:
         if mode not in MODES:
@@ -186,11 +209,11 @@ def attend_to_latents(
     except Exception as error:
         attention.refuse(error)
         raise
-    if mode == "expanded":
+    if latents.mode(mode, shape) == "expanded":
         k, v = expand(latent, rope, weight, shape.heads, shape)
         # Narrower than the plan's: zeros change nothing.
         v = pad(v, (0, attention.local_shape.head_dim_v - shape.value))
-        out, meta = calc_attn(q, k, v, None, *numbers)
+        out, meta = bound.calc_attn(q, k, v, None, *numbers)
         return out[..., : shape.value], meta
     options = Options(scale, softcap, is_fast_backward=attention.is_fast_backward)
     rows = torch.cat((latent, rope), 1)

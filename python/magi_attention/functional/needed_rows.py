@@ -29,13 +29,13 @@ _FREE = 1 << 30  # a bound of a band that bounds nothing
 
 class NeededRows:
     """The rows of a plan on one rank: its own, and behind them those of other ranks that the plan's
-    mask lets its queries see, in the order of the sequence.
+    mask lets its queries see, in the order of the sequence. keys: plan_of_keys.
     """
 
-    def __init__(self, plan: PlanHandle, rank: int, rows: Rows) -> None:
+    def __init__(self, keys: PlanHandle, rank: int, rows: Rows) -> None:
         self._rows = rows
         self._backwards = Backwards(rows.cp_group)
-        text = json.loads(_plan_of_keys(plan).to_json())
+        text = json.loads(keys.to_json())
         transfers = text["transfers"]
         self.moves_rows = len(transfers) > 0  # on any rank, as all take part
         # Of an exchange of rows, see Communicator.exchange.
@@ -148,7 +148,7 @@ class NeededRows:
         communicator.exchange(kind, inputs, outputs, self.owned, self.needed, call)()
 
 
-def _plan_of_keys(plan: PlanHandle) -> PlanHandle:
+def plan_of_keys(plan: PlanHandle) -> PlanHandle:
     """A plan of the same mask and placement that moves what each rank needs of others in one
     exchange, whatever the plan itself moves, and in how many stages.
     """

@@ -27,8 +27,8 @@ _TABLES_KEPT = 4  # a plan's layers have one length, block and device
 class NeededKeys(NeededRows):
     """The keys of a plan on one rank, and where each row of the sequence is among them."""
 
-    def __init__(self, plan: PlanHandle, rank: int, rows: Rows) -> None:
-        super().__init__(plan, rank, rows)
+    def __init__(self, keys: PlanHandle, rank: int, rows: Rows) -> None:
+        super().__init__(keys, rank, rows)
         self.total = rows.total_seqlen
         self._places = LruCache(_TABLES_KEPT)
 
