@@ -141,12 +141,21 @@ void add_sweep_flags(CLI::App& app, SweepOptions& options) {
         options.bounds = parse_choices<std::int64_t>("--max-exchange-bytes", text, kExchangeBytes);
       });
   add("--strategies", "NAME,...",
-      "the library's placements by name; queries, heads, mixed, auto_work; ring, zigzag_ring, "
+      "the library's placements by name; queries, heads, mixed, auto_work, latents; ring, "
+      "zigzag_ring, "
       "all_gather, ulysses, usp; or all (default auto_work, auto, zigzag_ring, all_gather, "
       "ulysses, usp)",
       [&options](const std::string& text) {
         options.strategies =
             text == kAll ? all_strategies() : parse_names("--strategies", text, all_strategies());
+      });
+  add("--latent", "N:N",
+      "elements of a latent, of which keys and values are projections, and of a key's rotated "
+      "part, "
+      "for latents",
+      [&options](const std::string& text) {
+        const auto [latent, rope] = parse_pair("--latent", text, ':', {0, 65536});
+        options.latents = {.latent = latent, .rope = rope};
       });
   add_int(app, "--ulysses", options.ulysses_degree, {0, 1024},
           "ranks of usp that share heads; 0: as many as fit a node");

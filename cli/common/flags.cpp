@@ -253,6 +253,10 @@ void add_shape_flags(CLI::App& app, PlanConfig& config) {
         config.head_dim_qk = config.head_dim_v =
             static_cast<std::int32_t>(parse_int("--head-dim", text, {1, 65536}));
       });
+  add(app, "--head-dim-v", "N", "elements of a head of values (default that of --head-dim)",
+      [&config](const std::string& text) {
+        config.head_dim_v = static_cast<std::int32_t>(parse_int("--head-dim-v", text, {1, 65536}));
+      });
   add_int(app, "--element-bytes", config.element_bytes, {1, 8}, "bytes of an element on the wire");
   app.option_defaults()->group("Options");
 }

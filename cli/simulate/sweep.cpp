@@ -46,7 +46,8 @@ void add_rows(const SweepOptions& options, const Mask& mask, std::int32_t ranks,
   simulate::Problem problem{.mask = mask,
                             .config = options.config,
                             .cluster = options.cluster,
-                            .ulysses_degree = options.ulysses_degree};
+                            .ulysses_degree = options.ulysses_degree,
+                            .latents = options.latents};
   problem.config.num_ranks = ranks;
   for (const std::string& strategy : options.strategies) {
     SweepRow row{.ranks = ranks,

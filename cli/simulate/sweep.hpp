@@ -22,6 +22,7 @@ struct SweepOptions {
   PlanConfig config;
   simulate::Cluster cluster;
   std::int32_t ulysses_degree = 0;
+  std::optional<simulate::Problem::Latents> latents = {};
 };
 
 /// One strategy at one point of a sweep.

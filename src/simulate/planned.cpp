@@ -223,7 +223,8 @@ class PlanTimes {
   bool is_overlapping_;
 };
 
-/// The constants of the cluster, by which a plan chooses its overlap degree and counts crossings.
+}  // namespace
+
 CostModel cost_of(const Cluster& cluster) {
   return {.flops_per_second = cluster.forward.flops_per_second,
           .backward_flops_per_second = cluster.backward.flops_per_second,
@@ -234,8 +235,6 @@ CostModel cost_of(const Cluster& cluster) {
           .network_bytes_per_second = cluster.network.bytes_per_second,
           .network_seconds_per_transfer = cluster.network.seconds_per_message};
 }
-
-}  // namespace
 
 Figures simulate_plan(const Problem& problem, PlacementAlgorithm algorithm) {
   PlanConfig config = problem.config;

@@ -27,7 +27,7 @@ const std::vector<Baseline>& baselines() {
 
 /// The plan with the placement `auto` for a way of sharing out work.
 Figures simulate_work(const Problem& problem, WorkMode work, std::int32_t head_shares = 0) {
-  Problem asked{problem.mask, problem.config, problem.cluster, problem.ulysses_degree};
+  Problem asked = problem;
   asked.config.work = work;
   asked.config.head_shares = head_shares;
   return simulate_plan(asked, PlacementAlgorithm::Auto);
@@ -86,7 +86,8 @@ const std::vector<Moving>& moving() {
   static const std::vector<Moving> table = {{"queries", simulate_queries},
                                             {"heads", simulate_heads},
                                             {"mixed", simulate_mixed},
-                                            {"auto_work", simulate_auto_work}};
+                                            {"auto_work", simulate_auto_work},
+                                            {"latents", simulate_latents}};
   return table;
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,13 +46,21 @@ struct Problem {
   PlanConfig config;
   Cluster cluster;
   std::int32_t ulysses_degree = 0;  ///< ranks of USP that share heads; 0: as many as fit a node
+  /// Elements of a latent, of which keys and values are projections, and of the rotated part of a
+  /// key beside it; absent: there are none.
+  struct Latents {
+    std::int32_t latent = 0;
+    std::int32_t rope = 0;
+  };
+  std::optional<Latents> latents = {};
 };
 
 /// Names of the library's placements, in the order of PlacementAlgorithm.
 std::vector<std::string> placement_strategies();
 /// "queries": plans that move queries too, between 64 ranks at most; "heads": plans in which ranks
 /// share out the heads, in as many shares as ranks and kv heads allow; "mixed": in the fewer shares
-/// that are fastest, so that tokens are shared out too; "auto_work": what WorkMode::Auto chooses.
+/// that are fastest, so that tokens are shared out too; "auto_work": what WorkMode::Auto chooses;
+/// "latents": latents travel in place of keys and values, from which they are projected.
 std::vector<std::string> moving_strategies();
 /// "ring", "zigzag_ring", "all_gather", "ulysses", "usp".
 std::vector<std::string> baseline_strategies();

@@ -29,6 +29,14 @@ inline std::int64_t row_memory(const PlanConfig& config) {
          query_elements(config) * kSumBytes;
 }
 
+/// The constants of the cluster, by which a plan chooses its overlap degree and counts crossings.
+CostModel cost_of(const Cluster& cluster);
+
+/// Keys and values of latents that are there at a time, and as much of their gradients.
+inline constexpr std::int64_t kExpandedBytes = std::int64_t{1} << 30;
+/// Latents go to the ranks that need them, which project them, some heads at a time.
+Figures simulate_latents(const Problem& problem);
+
 /// The library's plan with `algorithm`.
 Figures simulate_plan(const Problem& problem, PlacementAlgorithm algorithm);
 

@@ -93,6 +93,25 @@ TEST(Simulate, AnAllGatherCrossesToEachNodeOnce) {
   EXPECT_NEAR(figures.passes[0].seconds, 4 * kStepSeconds + 2 * kKeyBytes / 1e8, 1e-12);
 }
 
+TEST(Simulate, LatentsTravelAndAreProjected) {
+  SmallCase small;
+  EXPECT_EQ(small.run("latents").refusal, "the sizes of latents are not given");
+  Problem problem{.mask = small.mask, .config = small.config, .cluster = small.cluster};
+  problem.latents = {.latent = 4, .rope = 2};
+  const Figures figures = simulate(problem, "latents");
+  // Each rank gets 16 rows of its node and 32 of the other, of 6 elements.
+  const std::int64_t bytes = 4 * 16 * 6 * 2;
+  EXPECT_EQ(figures.passes[0].bytes, (std::array<std::int64_t, 2>{bytes, 2 * bytes}));
+  EXPECT_EQ(figures.passes[1].bytes, (std::array<std::int64_t, 2>{2 * bytes, 4 * bytes}));
+  const double row = 2.0 * 4 * (8 - 2 + 8) / 1e9;
+  EXPECT_NEAR(figures.passes[0].exposed_seconds(), 32 * 12 / 1e8 + 48 * row, 1e-12);
+  EXPECT_NEAR(figures.passes[1].exposed_seconds(), 32 * 24 / 1e8 + (16 + 3 * 48) * row, 1e-12);
+  EXPECT_NEAR(figures.passes[0].attending_seconds, 4 * kStepSeconds, 1e-12);
+  problem.latents = {.latent = 4, .rope = 9};
+  EXPECT_EQ(simulate(problem, "latents").refusal,
+            "the rotated part of a key has 9 elements, a key 8");
+}
+
 TEST(Simulate, UlyssesSharesHeads) {
   SmallCase small;
   EXPECT_EQ(small.run("ulysses").refusal, "1:1 heads cannot be shared by 4 ranks");
@@ -374,17 +393,21 @@ TEST(Simulate, FasterMachinesAreNeverSlower) {
   faster[3].network.seconds_per_message = 0.0;
   Cluster single = base;
   single.devices_per_node = 16;
+  const auto run = [&](const Cluster& cluster, const std::string& strategy) {
+    return simulate(
+        {.mask = mask, .config = config, .cluster = cluster, .latents = Problem::Latents{64, 16}},
+        strategy);
+  };
   for (const std::string& strategy : all_strategies()) {
     SCOPED_TRACE(strategy);
     if (strategy == "auto_work") continue;  // the cost model chooses, which knows other times
-    const Figures slow = simulate({.mask = mask, .config = config, .cluster = base}, strategy);
+    const Figures slow = run(base, strategy);
     ASSERT_EQ(slow.refusal, "");
     for (const Cluster& cluster : faster) {
-      const Figures fast = simulate({.mask = mask, .config = config, .cluster = cluster}, strategy);
+      const Figures fast = run(cluster, strategy);
       EXPECT_LE(fast.step_seconds(), slow.step_seconds() * (1 + 1e-12));
     }
-    const Figures one_node =
-        simulate({.mask = mask, .config = config, .cluster = single}, strategy);
+    const Figures one_node = run(single, strategy);
     EXPECT_EQ(one_node.bytes(LinkClass::Network), 0);
     EXPECT_GT(slow.bytes(LinkClass::Network), 0);
   }
