@@ -27,6 +27,7 @@ struct ShowFlags {
   PlanConfig config = default_plan_config();
   std::string folder;
   std::string title;
+  draw::MaskPart part;
   bool is_mask_only = false;
   bool is_text = false;
   std::optional<std::int32_t> width;
@@ -50,7 +51,7 @@ std::string title_of(const ShowFlags& flags, const char* kind) {
 void show_plan(const ShowFlags& flags, const Plan& plan) {
   const auto titled = [&](const char* kind) { return title_of(flags, kind); };
   write_picture(flags, "mask.svg",
-                draw::mask_picture(plan.mask, &plan.placement_q, titled("mask")));
+                draw::mask_picture(plan.mask, &plan.placement_q, titled("mask"), flags.part));
   write_picture(flags, "placement.svg", draw::placement_picture(plan, titled("placement")));
   write_picture(flags, "traffic.svg", draw::traffic_picture(plan, titled("traffic")));
   write_picture(flags, "timeline.svg", draw::timeline_picture(plan, titled("timeline")));
@@ -82,7 +83,7 @@ void print_text(const ShowFlags& flags, const Mask& mask, const Plan* plan) {
   const draw::TerminalStyle style = style_of(flags);
   const bool is_of_ranks = plan != nullptr && !flags.is_mask_only;
   std::cout << draw::mask_text(mask, is_of_ranks ? &plan->placement_q : nullptr,
-                               title_of(flags, "mask"), style);
+                               title_of(flags, "mask"), style, flags.part);
   if (is_of_ranks) {
     std::cout << '\n' << draw::timeline_text(*plan, title_of(flags, "timeline"), style);
   }
@@ -122,11 +123,23 @@ Exit run_show(const ShowFlags& flags) {
   make_folder("--out", folder_of(flags));
   if (flags.is_mask_only) {
     const std::string title = flags.title.empty() ? "mask" : flags.title;
-    write_picture(flags, "mask.svg", draw::mask_picture(plan ? plan->mask : mask, nullptr, title));
+    write_picture(flags, "mask.svg",
+                  draw::mask_picture(plan ? plan->mask : mask, nullptr, title, flags.part));
   } else {
     show_plan(flags, *plan);
   }
   return Exit::Ok;
+}
+
+void add_rows(CLI::App& app, const char* name, std::optional<Range>& target, const char* help) {
+  app.add_option_function<std::string>(
+         name,
+         [name, &target](const std::string& text) {
+           const auto [begin, end] = parse_pair(name, text, ':', {0, kMaxRows});
+           target = {.begin = begin, .end = end};
+         },
+         help)
+      ->type_name("BEGIN:END");
 }
 
 }  // namespace
@@ -143,6 +156,9 @@ Command add_show_command(CLI::App& parent) {
   flags->plan_options = options_of(*app, [&] { add_plan_flags(*app, flags->config); });
   add_path(*app, "--out", "DIR", flags->folder, "folder of the pictures (default .)");
   app->add_option("--title", flags->title, "title of the pictures")->type_name("TEXT");
+  add_rows(*app, "--rows", flags->part.rows, "rows of the mask that are drawn (default all)");
+  add_rows(*app, "--keys", flags->part.keys,
+           "keys of the mask that are drawn (default those that the rows see)");
   app->add_flag("--mask-only", flags->is_mask_only, "draw the mask, without ranks");
   app->add_flag("--text", flags->is_text,
                 "print mask and timeline in characters instead of writing files");

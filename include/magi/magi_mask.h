@@ -102,6 +102,11 @@ MAGI_API magi_status magi_mask_runs(const magi_mask* mask, magi_buffer** offsets
 MAGI_API magi_status magi_mask_transpose(const magi_mask* mask, magi_mask** transposed);
 /* SVG text; title may be NULL. */
 MAGI_API magi_status magi_mask_draw(const magi_mask* mask, const char* title, magi_buffer** svg);
+/* The same of a part: rows and keys are int32 [2], begin and end; NULL: all rows, and of some rows
+ * the keys that they see. */
+MAGI_API magi_status magi_mask_draw_part(const magi_mask* mask, const char* title,
+                                         const int32_t* rows, const int32_t* keys,
+                                         magi_buffer** svg);
 /* Visible pairs; a pair in n slices counts n times. */
 MAGI_API magi_status magi_mask_area(const magi_mask* mask, int64_t* area);
 /* How many rows the farthest keys lie before and after a query that sees them; 0: none. */

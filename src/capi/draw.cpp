@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <optional>
 #include <string_view>
 
 #include "capi/handles.hpp"
@@ -26,18 +27,29 @@ std::string draw_plan(const Plan& plan, std::int32_t picture, std::string_view t
   }
 }
 
+std::optional<Range> range_of(const std::int32_t* ends) {
+  if (ends == nullptr) return std::nullopt;
+  return Range{ends[0], ends[1]};
+}
+
 }  // namespace
 }  // namespace magi::capi
 
 using namespace magi::capi;
 
-magi_status magi_mask_draw(const magi_mask* mask, const char* title, magi_buffer** svg) {
+magi_status magi_mask_draw_part(const magi_mask* mask, const char* title, const int32_t* rows,
+                                const int32_t* keys, magi_buffer** svg) {
   return guarded([&] {
     require(svg, "svg");
     give(make_text(magi::draw::mask_picture(require(mask, "mask").mask, nullptr,
-                                            title == nullptr ? "" : title)),
+                                            title == nullptr ? "" : title,
+                                            {.rows = range_of(rows), .keys = range_of(keys)})),
          svg);
   });
+}
+
+magi_status magi_mask_draw(const magi_mask* mask, const char* title, magi_buffer** svg) {
+  return magi_mask_draw_part(mask, title, nullptr, nullptr, svg);
 }
 
 magi_status magi_plan_draw(const magi_plan* plan, int32_t picture, const char* title,

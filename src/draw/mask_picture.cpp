@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <array>
+#include <map>
 #include <string>
 #include <vector>
 
-#include "base/check.hpp"
 #include "draw/geometry.hpp"
+#include "draw/mask_drawing.hpp"
 #include "draw/numbers.hpp"
 #include "draw/pictures.hpp"
 #include "draw/svg.hpp"
@@ -21,55 +21,31 @@ constexpr double kLegendLine = 20.0;
 constexpr std::size_t kMostLegendLines = 24;
 /// The pixels per row from which cells are drawn corner by corner.
 constexpr double kExactCellPixels = 4.0;
-
-/// The cells that are drawn in one colour: the work of a rank, or the slices of a type.
-struct Group {
-  std::string name;
-  std::string colour;
-  std::string data;        ///< path data
-  std::int64_t pairs = 0;  ///< that it stands for
-};
-
-/// Consecutive query rows of one rank.
-struct Run {
-  Range rows;
-  std::int32_t rank = 0;
-};
-
-std::vector<Run> runs_of(const Mask& mask, const Placement* placement) {
-  if (placement == nullptr) return {{.rows = {0, mask.rows_q}}};
-  if (placement->num_rows < mask.rows_q) {
-    throw invalid("placement rows", placement->num_rows,
-                  "the mask's " + std::to_string(mask.rows_q) + " query rows or more");
-  }
-  std::vector<Run> runs;
-  for (std::int32_t chunk = 0; chunk < placement->num_chunks(); ++chunk) {
-    const Range rows = placement->chunk_rows(chunk);
-    const std::int32_t rank = placement->chunk_rank[static_cast<std::size_t>(chunk)];
-    if (!runs.empty() && runs.back().rank == rank) {
-      runs.back().rows.end = rows.end;
-    } else {
-      runs.push_back({.rows = rows, .rank = rank});
-    }
-  }
-  return runs;
-}
+/// The mean thickness in pixels below which a slice is hard to see.
+constexpr double kThinPixels = 1.5;
+constexpr double kBlockPixels = 4.0;
+constexpr std::int64_t kShades = 8;
 
 /// Pixels of the plot and how rows map to them.
 struct Frame {
   Box plot;
+  Point first;  ///< key and query in the upper left corner
   double per_key = 0.0;
   double per_query = 0.0;
+
+  double x(double key) const { return plot.x + (key - first.k) * per_key; }
+  double y(double query) const { return plot.y + (query - first.q) * per_query; }
 };
 
-Frame frame_of(const Mask& mask) {
-  const double keys = std::max(mask.rows_k, 1);
-  const double queries = std::max(mask.rows_q, 1);
+Frame frame_of(const MaskDrawing& drawing) {
+  const double keys = std::max(drawing.keys.size(), 1);
+  const double queries = std::max(drawing.rows.size(), 1);
   const double longer = std::max(keys, queries);
   // A very flat or tall mask gets a quarter of the side at least, so that it stays readable.
   const double width = kPlotSide * std::max(keys / longer, 0.25);
   const double height = kPlotSide * std::max(queries / longer, 0.25);
   return {.plot = {.x = kLeft, .y = kTop, .width = width, .height = height},
+          .first = {.k = double(drawing.keys.begin), .q = double(drawing.rows.begin)},
           .per_key = width / keys,
           .per_query = height / queries};
 }
@@ -77,86 +53,82 @@ Frame frame_of(const Mask& mask) {
 void append_polygon(std::string& data, const Polygon& polygon, const Frame& frame) {
   const char* command = "M";
   for (const Point& point : polygon) {
-    data += command + decimal(frame.plot.x + point.k * frame.per_key) + " " +
-            decimal(frame.plot.y + point.q * frame.per_query);
+    data += command + decimal(frame.x(point.k)) + " " + decimal(frame.y(point.q));
     command = "L";
   }
   if (!polygon.empty()) data += "Z";
 }
 
-/// Groups by rank, or without a placement by type of slice.
-std::vector<Group> empty_groups(const Placement* placement) {
-  std::vector<Group> groups;
-  if (placement == nullptr) {
-    constexpr std::array<const char*, 4> kTypes = {"full", "causal", "inverse causal",
-                                                   "bidirectional"};
-    for (std::int32_t type = 0; type < 4; ++type) {
-      groups.push_back(
-          {.name = kTypes[static_cast<std::size_t>(type)], .colour = rank_colour(type, 4)});
-    }
-    return groups;
-  }
-  for (std::int32_t rank = 0; rank < placement->num_ranks; ++rank) {
-    groups.push_back(
-        {.name = std::to_string(rank), .colour = rank_colour(rank, placement->num_ranks)});
-  }
-  return groups;
-}
-
-/// Index of a type as in MaskType: which diagonals bind.
-std::size_t type_of(const BandSlice& slice) {
-  const BandSlice tight = shrink(slice);
-  return (tight.d_max < kBandInfinity ? 1u : 0u) + (tight.d_min > -kBandInfinity ? 2u : 0u);
-}
-
-std::vector<Group> groups_of(const Mask& mask, const Placement* placement, const Frame& frame) {
+void draw_slices(Svg& svg, const MaskDrawing& drawing, const Frame& frame) {
   const bool is_exact = std::min(frame.per_key, frame.per_query) >= kExactCellPixels;
-  const std::vector<Run> runs = runs_of(mask, placement);
-  std::vector<Group> groups = empty_groups(placement);
-  for (const BandSlice& slice : mask.slices) {
-    auto run = std::partition_point(runs.begin(), runs.end(),
-                                    [&](const Run& r) { return r.rows.end <= slice.q0; });
-    for (; run != runs.end() && run->rows.begin < slice.q1; ++run) {
-      const BandSlice part = cut_q(slice, run->rows);
-      const std::int64_t pairs = area(part);
-      if (pairs == 0) continue;
-      Group& group =
-          groups[placement == nullptr ? type_of(slice) : static_cast<std::size_t>(run->rank)];
-      group.pairs += pairs;
-      append_polygon(group.data, is_exact ? exact_polygon(part) : smooth_polygon(part), frame);
-    }
+  std::vector<std::string> paths(drawing.groups.size());
+  for (const auto& [slice, group] : drawing.pieces) {
+    append_polygon(paths[group], is_exact ? exact_polygon(slice) : smooth_polygon(slice), frame);
   }
-  // Every rank is listed, also an idle one; types only where there are any.
-  if (placement == nullptr) {
-    std::erase_if(groups, [](const Group& group) { return group.pairs == 0; });
+  for (std::size_t group = 0; group < paths.size(); ++group) {
+    if (!paths[group].empty()) svg.path(paths[group], drawing.groups[group].colour);
   }
-  return groups;
 }
 
-void draw_axes(Svg& svg, const Mask& mask, const Frame& frame) {
+/// Whether thin slices are half of the length of all.
+bool is_thin(const Mask& mask, const MaskDrawing& drawing, const Frame& frame) {
+  double thin = 0.0, all = 0.0;
+  for (const BandSlice& slice : mask.slices) {
+    const BandSlice part = shrink(cut_k(cut_q(slice, drawing.rows), drawing.keys));
+    const double length =
+        std::max((part.q1 - part.q0) * frame.per_query, (part.k1 - part.k0) * frame.per_key);
+    const double pixels = static_cast<double>(area(part)) * frame.per_query * frame.per_key;
+    all += length;
+    if (pixels < kThinPixels * length) thin += length;
+  }
+  return 2.0 * thin > all;
+}
+
+/// Returns what a reader is told of them.
+std::string draw_blocks(Svg& svg, const MaskDrawing& drawing, const Frame& frame) {
+  const auto count = [](double pixels, Range rows) {
+    return std::min(static_cast<std::int32_t>(pixels / kBlockPixels), rows.size());
+  };
+  const std::int32_t width = count(frame.plot.width, drawing.keys);
+  const std::int32_t height = count(frame.plot.height, drawing.rows);
+  const std::vector<Block> blocks = blocks_of(drawing, width, height);
+  const double side_x = frame.plot.width / width, side_y = frame.plot.height / height;
+  std::map<std::pair<std::size_t, std::int64_t>, std::string> paths;  // by group and shade
+  for (std::int32_t i = 0; i < width * height; ++i) {
+    const Block& block = blocks[static_cast<std::size_t>(i)];
+    if (block.pairs == 0) continue;
+    const std::int32_t line = i / width, column = i % width;
+    const std::int64_t all = std::int64_t{share(drawing.rows, line, height).size()} *
+                             share(drawing.keys, column, width).size();
+    const std::int64_t shade = std::min((block.pairs * kShades + all - 1) / all, kShades);
+    paths[{block.group, shade}] += "M" + decimal(frame.plot.x + column * side_x) + " " +
+                                   decimal(frame.plot.y + line * side_y) + "h" + decimal(side_x) +
+                                   "v" + decimal(side_y) + "h-" + decimal(side_x) + "Z";
+  }
+  for (const auto& [key, path] : paths) {
+    const double opacity = 0.4 + 0.6 * static_cast<double>(key.second) / kShades;
+    svg.path(path, drawing.groups[key.first].colour,
+             "fill-opacity=\"" + decimal(opacity) + "\" shape-rendering=\"crispEdges\"");
+  }
+  return "; blocks of " + grouped(share(drawing.rows, 0, height).size()) + " rows and " +
+         grouped(share(drawing.keys, 0, width).size()) + " keys, paler where less of one is seen";
+}
+
+void draw_axes(Svg& svg, const MaskDrawing& drawing, const Frame& frame) {
   const Box& plot = frame.plot;
   const TextStyle number{.size = 12, .anchor = Anchor::Middle, .colour = kMutedInk};
-  for (const double key : ticks(mask.rows_k, plot.width > 300 ? 5 : 2, 1.0)) {
-    const double x = plot.x + key * frame.per_key;
-    svg.line({x, plot.y - 5, x, plot.y}, kMutedInk);
-    svg.text(x, plot.y - 9, grouped(static_cast<std::int64_t>(key)), number);
+  for (const std::int32_t key : axis_rows(drawing.keys, plot.width > 300 ? 5 : 2)) {
+    svg.line({frame.x(key), plot.y - 5, frame.x(key), plot.y}, kMutedInk);
+    svg.text(frame.x(key), plot.y - 9, grouped(key), number);
   }
-  const double right = plot.x + plot.width;
-  const double bottom = plot.y + plot.height;
-  svg.line({right, plot.y - 5, right, plot.y}, kMutedInk);
-  svg.text(right, plot.y - 9, grouped(mask.rows_k), number);
   TextStyle side = number;
   side.anchor = Anchor::End;
-  for (const double query : ticks(mask.rows_q, plot.height > 300 ? 5 : 2, 1.0)) {
-    const double y = plot.y + query * frame.per_query;
-    svg.line({plot.x - 5, y, plot.x, y}, kMutedInk);
-    svg.text(plot.x - 9, y + 4, grouped(static_cast<std::int64_t>(query)), side);
+  for (const std::int32_t query : axis_rows(drawing.rows, plot.height > 300 ? 5 : 2)) {
+    svg.line({plot.x - 5, frame.y(query), plot.x, frame.y(query)}, kMutedInk);
+    svg.text(plot.x - 9, frame.y(query) + 4, grouped(query), side);
   }
-  svg.line({plot.x - 5, bottom, plot.x, bottom}, kMutedInk);
-  svg.text(plot.x - 9, bottom + 4, grouped(mask.rows_q), side);
   svg.text(plot.x + plot.width / 2, plot.y - 27, "key row",
            {.size = 12, .anchor = Anchor::Middle, .colour = kInk});
-  svg.text(plot.x, bottom + 22, "query rows run downwards", {.size = 11, .colour = kMutedInk});
 }
 
 void draw_legend(Svg& svg, const std::vector<Group>& groups, double x, std::string_view head) {
@@ -179,34 +151,34 @@ void draw_legend(Svg& svg, const std::vector<Group>& groups, double x, std::stri
 
 }  // namespace
 
-std::string mask_summary(const Mask& mask) {
-  const std::int64_t pairs = area(mask);
-  const double dense = static_cast<double>(mask.rows_q) * mask.rows_k;
-  return grouped(mask.rows_q) + " queries, " + grouped(mask.rows_k) + " keys, " +
-         grouped(static_cast<std::int64_t>(mask.slices.size())) +
-         (mask.slices.size() == 1 ? " slice, " : " slices, ") + grouped(pairs) + " pairs (" +
-         percent_text(static_cast<double>(pairs), dense) + " of dense)";
-}
-
-std::string mask_picture(const Mask& mask, const Placement* placement, std::string_view title) {
-  const Frame frame = frame_of(mask);
-  const std::vector<Group> groups = groups_of(mask, placement, frame);
-  const std::string summary = mask_summary(mask);
-
+std::string mask_picture(const Mask& mask, const Placement* placement, std::string_view title,
+                         const MaskPart& part) {
+  const MaskDrawing drawing = mask_drawing(mask, placement, part);
+  const Frame frame = frame_of(drawing);
+  std::vector<Group> groups = drawing.groups;
+  // Every rank is listed, also an idle one; types only where there are any.
+  if (placement == nullptr) {
+    std::erase_if(groups, [](const Group& group) { return group.pairs == 0; });
+  }
   const double legend_height =
       24 + kLegendLine * static_cast<double>(std::min(groups.size(), kMostLegendLines));
   const double legend_x = frame.plot.x + frame.plot.width + 28;
   const double width = std::max(legend_x + kLegendWidth, 560.0);
   const double height = kTop + std::max(frame.plot.height + 40, legend_height + 16);
-  Svg svg(width, height, title, summary);
+  Svg svg(width, height, title, drawing.summary);
   svg.text(24, 28, title, {.size = 16, .is_bold = true});
-  svg.text(24, 47, summary, {.size = 12, .colour = kMutedInk});
+  svg.text(24, 47, drawing.summary, {.size = 12, .colour = kMutedInk});
   svg.rect(frame.plot, kPaper);
-  for (const Group& group : groups) {
-    if (!group.data.empty()) svg.path(group.data, group.colour);
+  std::string note = "query rows run downwards";
+  if (is_thin(mask, drawing, frame)) {
+    note += draw_blocks(svg, drawing, frame);
+  } else {
+    draw_slices(svg, drawing, frame);
   }
   svg.rect(frame.plot, "none", "stroke=\"#9aa5b1\"");
-  draw_axes(svg, mask, frame);
+  draw_axes(svg, drawing, frame);
+  svg.text(frame.plot.x, frame.plot.y + frame.plot.height + 22, note,
+           {.size = 11, .colour = kMutedInk});
   draw_legend(svg, groups, legend_x,
               placement == nullptr ? "slice type: share" : "rank: share of work");
   return std::move(svg).finish();

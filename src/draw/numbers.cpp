@@ -60,15 +60,17 @@ std::string percent_text(double part, double whole) {
   return decimal(whole > 0.0 ? 100.0 * part / whole : 0.0, 1) + " %";
 }
 
-std::vector<double> ticks(double limit, int count, double smallest_step) {
-  std::vector<double> values = {0.0};
-  if (!(limit > 0.0)) return values;
-  const double raw = limit / std::max(count, 1);
+std::vector<double> ticks(double limit, int count, double smallest_step, double first) {
+  std::vector<double> values = {first};
+  if (!(limit > first)) return values;
+  const double raw = (limit - first) / std::max(count, 1);
   const double power = std::pow(10.0, std::floor(std::log10(raw)));
   const double lead = raw / power;
   const double round = lead <= 1.0 ? 1.0 : lead <= 2.0 ? 2.0 : lead <= 5.0 ? 5.0 : 10.0;
   const double step = std::max(power * round, smallest_step);
-  for (int i = 1; i * step < limit - 0.45 * step; ++i) values.push_back(i * step);
+  for (double i = std::floor(first / step + 0.45) + 1; i * step < limit - 0.45 * step; ++i) {
+    values.push_back(i * step);
+  }
   return values;
 }
 

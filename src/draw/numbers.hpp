@@ -23,8 +23,9 @@ std::string seconds_text(double seconds);
 /// "96.3 %": the share of a whole; "0 %" of nothing.
 std::string percent_text(double part, double whole);
 
-/// Round values 0 < ... < limit at steps of 1, 2 or 5 times a power of ten, about `count` of them,
-/// with 0, not closer than `smallest_step`, and without values too near to `limit` to print both.
-std::vector<double> ticks(double limit, int count, double smallest_step = 0.0);
+/// Round values first < ... < limit at steps of 1, 2 or 5 times a power of ten, about `count` of
+/// them, with `first`, not closer than `smallest_step`, and without values too near to an end to
+/// print both.
+std::vector<double> ticks(double limit, int count, double smallest_step = 0.0, double first = 0.0);
 
 }  // namespace magi::draw

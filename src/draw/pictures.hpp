@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include "draw/mask_part.hpp"
 #include "magi/mask.hpp"
 #include "magi/placement.hpp"
 #include "magi/plan.hpp"
@@ -12,13 +13,12 @@
 // inputs give equal bytes.
 namespace magi::draw {
 
-/// "4,096 queries, 4,096 keys, 4 slices, 2,790,116 pairs (16.6 % of dense)"
-std::string mask_summary(const Mask& mask);
-
 /// Keys to the right, queries downwards; each slice an area of the colour of the rank that holds
 /// its query rows (without a placement: of its type), with row numbers, a legend and the area.
-/// `placement` is of the mask's query rows or null.
-std::string mask_picture(const Mask& mask, const Placement* placement, std::string_view title);
+/// Where most of the slices would be thinner than a pixel or two, blocks of rows and keys are drawn
+/// instead, the paler the less of them is seen. `placement` is of the mask's query rows or null.
+std::string mask_picture(const Mask& mask, const Placement* placement, std::string_view title,
+                         const MaskPart& part = {});
 
 /// The sequence as a strip of chunks in the colours of their ranks, then one line per rank with its
 /// rows, its share of the work and the rows it fetches; a second strip where keys are placed apart.

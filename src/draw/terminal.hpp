@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "draw/mask_part.hpp"
 #include "magi/mask.hpp"
 #include "magi/placement.hpp"
 #include "magi/plan.hpp"
@@ -20,11 +21,11 @@ struct TerminalStyle {
 };
 
 /// Keys to the right, queries downwards. A pixel stands for some rows and keys and is painted where
-/// any of their pairs is seen, in the colour of the rank that holds most of the rows (without a
-/// placement: of the type of the first slice there). Beside each line the ranks that hold its rows,
+/// any of their pairs is seen, in the colour of the rank (without a placement: of the type) whose
+/// part of a slice is the largest there. Beside each line the ranks that hold its rows,
 /// below the shares of the work. `placement` is of the mask's query rows or null.
 std::string mask_text(const Mask& mask, const Placement* placement, std::string_view title,
-                      const TerminalStyle& style);
+                      const TerminalStyle& style, const MaskPart& part = {});
 
 /// A line for each rank: when a forward pass exchanges (upper pixels) and attends (lower pixels) as
 /// the plan's cost model predicts, and for how much of the time it attends. A pixel is painted

@@ -244,6 +244,15 @@ TEST_F(PlanAbi, DrawsItsPictures) {
   const auto svg =
       made<magi_buffer>([&](auto** b) { return magi_mask_draw(seen.get(), nullptr, b); });
   EXPECT_EQ(text_of(svg.get()).rfind("<svg", 0), 0u);
+  const std::int32_t rows[] = {2, 5}, none_of_them[] = {5, 2};
+  const auto draw = [&](const std::int32_t* shown, auto** b) {
+    return magi_mask_draw_part(seen.get(), nullptr, shown, nullptr, b);
+  };
+  const auto part = made<magi_buffer>([&](auto** b) { return draw(rows, b); });
+  EXPECT_NE(text_of(part.get()).find("queries 2 to 5 of "), std::string::npos);
+  EXPECT_EQ(draw(none_of_them, &none), MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(magi_last_error_message()).rfind("rows is 5:2; allowed: BEGIN:END with", 0),
+            0u);
 }
 
 TEST_F(PlanAbi, PlacementsOutliveThePlan) {

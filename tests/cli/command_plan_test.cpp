@@ -128,6 +128,10 @@ const BadCall kBadCalls[] = {
     {"show", 2, "given by nothing"},
     {"show --tokens 4 --text --out x", 2, "--text is given with --out; allowed: one of the two"},
     {"show --tokens 4 --width 80", 2, "--width is given without --text; allowed: both"},
+    {"show --tokens 4 --rows 2", 2, "--rows is '2'; allowed: two integers with ':' between"},
+    {"show --tokens 4 --mask-only --rows 2:5", 2,
+     "rows is 2:5; allowed: BEGIN:END with 0 <= BEGIN"},
+    {"show --tokens 4 --text --keys 3:3", 2, "keys is 3:3; allowed: BEGIN:END with 0 <= BEGIN"},
     {"show --tokens 4 --text --width 8", 2, "--width is '8'; allowed: an integer from 40 to 400"},
     {"show --tokens 4 --text --charset x", 2, "--charset is 'x'; allowed: blocks, ascii"},
 };
@@ -270,6 +274,8 @@ TEST(CommandShow, DrawsPlansAndMasks) {
   EXPECT_EQ(folder.read("a/mask.svg"), folder.read("b/mask.svg"));
   ASSERT_EQ(run_magi("show --tokens 100 --mask-only --out " + folder.path("c")).code, 0);
   EXPECT_TRUE(has(folder.read("c/mask.svg"), "10,000 pairs (100 % of dense)"));
+  ASSERT_EQ(run_magi("show " + plan + " --rows 890:910 --out " + folder.path("d")).code, 0);
+  EXPECT_TRUE(has(folder.read("d/mask.svg"), "queries 890 to 910 of 1,024, keys 0 to 910 of"));
 }
 
 TEST(CommandShow, FlagsWithoutEffectAreRefusedByName) {
@@ -306,6 +312,8 @@ TEST(CommandShow, PrintsMaskAndTimelineAsText) {
   const Outcome mask = run_magi("show --tokens 100 --mask-only --text --title T", "LC_ALL=C");
   EXPECT_TRUE(has(mask.out, "T: mask\n100 queries")) << mask.out;
   EXPECT_FALSE(has(mask.out, "timeline"));
+  const Outcome part = run_magi(call + " --rows 890:910 --keys 880:920");
+  EXPECT_TRUE(has(part.out, "queries 890 to 910 of 1,024, keys 880 to 920 of 1,024, ")) << part.out;
 }
 
 TEST(CommandShow, BrokenPlansAreRefused) {

@@ -49,6 +49,8 @@ TEST(Numbers, TicksLeaveRoomForTheLimit) {
   EXPECT_EQ(ticks(1, 2), (std::vector<double>{0, 0.5}));
   EXPECT_EQ(ticks(1, 5, 1.0), (std::vector<double>{0}));
   EXPECT_EQ(ticks(3, 5, 1.0), (std::vector<double>{0, 1, 2}));
+  EXPECT_EQ(ticks(51000, 5, 1.0, 49990), (std::vector<double>{49990, 50500}));
+  EXPECT_EQ(ticks(6100, 5, 1.0, 4200), (std::vector<double>{4200, 4500, 5000, 5500}));
 }
 
 }  // namespace

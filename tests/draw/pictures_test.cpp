@@ -133,6 +133,54 @@ TEST(MaskPicture, LargeMasksKeepTheirArea) {
   EXPECT_NEAR(path_pixels(mask_picture(mask, nullptr, "")) / (520.0 * 520.0), share, 1e-4);
 }
 
+TEST(MaskPicture, APartHasTheKeysThatItsRowsSee) {
+  const Mask mask = two_documents();
+  const std::string picture = mask_picture(mask, nullptr, "part", {.rows = Range{30, 50}});
+  EXPECT_EQ(testing::xml_fault(picture), "");
+  // Rows 30 to 39 see 31 to 40 keys each, the ten after them 24.
+  EXPECT_TRUE(
+      has(picture, "queries 30 to 50 of 64, 64 keys, 2 slices, 595 pairs (46.5 % of dense)"));
+  EXPECT_TRUE(has(picture, ">30<") && has(picture, ">50<") && !has(picture, ">60<")) << picture;
+  const std::string lower = mask_picture(mask, nullptr, "part", {.rows = Range{50, 60}});
+  EXPECT_TRUE(has(lower, "queries 50 to 60 of 64, keys 40 to 64 of 64, 1 slice, 240 pairs"));
+  EXPECT_NEAR(path_pixels(lower), 520.0 * 520 * 10 / 24, 2.0);
+  const MaskPart square{.rows = Range{30, 50}, .keys = Range{30, 50}};
+  EXPECT_NEAR(path_pixels(mask_picture(mask, nullptr, "", square)) / (26 * 26), 55 + 100, 0.1);
+  // Of a part without pairs all keys are drawn.
+  const Mask none{.rows_q = 8, .rows_k = 9};
+  EXPECT_TRUE(
+      has(mask_picture(none, nullptr, "", {.rows = Range{2, 4}}), "of 8, 9 keys, 0 slices"));
+}
+
+TEST(MaskPicture, APartThatIsNoneIsRefused) {
+  for (const Range wrong : {Range{-1, 4}, Range{5, 5}, Range{7, 6}, Range{0, 65}}) {
+    EXPECT_THROW(mask_picture(two_documents(), nullptr, "", {.rows = wrong}), InvalidArgument);
+    EXPECT_THROW(mask_picture(two_documents(), nullptr, "", {.keys = wrong}), InvalidArgument);
+  }
+}
+
+TEST(MaskPicture, ThinMasksAreDrawnByDensity) {
+  constexpr std::int32_t kRows = 130'000;  // 130 blocks of 1,000
+  Mask mask{.rows_q = kRows,
+            .rows_k = kRows,
+            .slices = {{.q1 = kRows, .k1 = kRows, .d_min = -100, .d_max = 100},
+                       {.q1 = 1000, .k0 = 50'000, .k1 = 51'000}}};
+  const std::string picture = mask_picture(mask, nullptr, "window");
+  EXPECT_EQ(testing::xml_fault(picture), "");
+  EXPECT_TRUE(has(picture, "blocks of 1,000 rows and 1,000 keys"));
+  // Those of the diagonal hold a fifth of their pairs, two eighths of shade; the other one all.
+  EXPECT_TRUE(has(picture, "fill-opacity=\"0.55\""));
+  EXPECT_TRUE(has(picture, "d=\"M284 104h4v4h-4Z\""));
+  // Beside the diagonal as well: the window reaches into the next block.
+  EXPECT_TRUE(has(picture, "M88 104h4v4h-4Z"));
+  EXPECT_FALSE(has(picture, "M92 104h4v4h-4Z"));
+  // A part of it has thick slices, and so has a mask whose documents are long.
+  EXPECT_FALSE(has(mask_picture(mask, nullptr, "", {.rows = Range{0, 2000}}), "fill-opacity"));
+  mask.slices.push_back({.q0 = 1000, .q1 = kRows, .k1 = kRows / 2, .d_max = 0});
+  mask.slices.push_back({.q0 = 1000, .q1 = kRows, .k0 = kRows / 2, .k1 = kRows});
+  EXPECT_FALSE(has(mask_picture(mask, nullptr, "documents"), "fill-opacity"));
+}
+
 TEST(MaskPicture, NamesWorkOfEachRank) {
   const Placement placement = placement_from_chunks(64, 16, 2, {0, 1, 1, 0});
   const std::string picture = mask_picture(two_documents(), &placement, "two <documents>");

@@ -78,6 +78,22 @@ TEST(MaskText, NamesTheRanksThatHoldALine) {
             "   2: 29.2 %\n");
 }
 
+TEST(MaskText, APartHasItsOwnRowsAndKeys) {
+  const Placement placement = placement_from_chunks(8, 2, 3, {0, 2, 1, 0});
+  EXPECT_EQ(mask_text(two_documents(), &placement, "part", kNarrowAscii, {.rows = Range{5, 7}}),
+            "part\n"
+            "queries 5 to 7 of 8, keys 5 to 8 of 8, 1 slice, 6 pairs (100 % of dense)\n"
+            "               5  6     8\n"
+            "              +---------+ ranks\n"
+            "            5 |#########| 1\n"
+            "            6 |#########| 0 1\n"
+            "              |#########| 0\n"
+            "            7 +---------+\n"
+            "rank: share of work\n"
+            "   0: 50 %       1: 50 %\n"
+            "   2: 0 %\n");
+}
+
 TEST(MaskText, ColoursArePartOfTheStyle) {
   const Placement placement = placement_from_chunks(8, 2, 3, {0, 2, 1, 0});
   const TerminalStyle colour{.width = 40, .has_colour = true};
