@@ -38,6 +38,24 @@ double value_of(const SweepRow& row, Curve curve) {
   return 0.0;
 }
 
+/// What people call a strategy.
+std::string plain_name(const std::string& strategy) {
+  static const std::map<std::string_view, const char*> kNames{
+      {"auto_work", "magi"},
+      {"auto", "magi, keys alone"},
+      {"queries", "magi, queries travel"},
+      {"heads", "magi, heads shared out"},
+      {"mixed", "magi, heads and rows shared out"},
+      {"zigzag_ring", "zigzag ring"},
+      {"all_gather", "all-gather"},
+      {"ulysses", "Ulysses"},
+      {"usp", "USP"}};
+  if (const auto found = kNames.find(strategy); found != kNames.end()) return found->second;
+  std::string name = strategy;
+  std::ranges::replace(name, '_', ' ');
+  return name == "ring" ? name : "magi, placement " + name;
+}
+
 /// Names of curves: the strategy, and of chunk size, degree and bound what the sweep has several
 /// of.
 class CurveNames {
@@ -60,7 +78,7 @@ class CurveNames {
     const auto choice = [](const char* what, const auto& value) {
       return std::string(what) + (value ? std::to_string(*value) : "auto");
     };
-    std::string name = row.figures.strategy;
+    std::string name = plain_name(row.figures.strategy);
     if (row.is_baseline) return name;
     if (has_chunks_) name += choice(", chunk ", row.chunk);
     if (has_degrees_) name += choice(", degree ", row.degree);
@@ -140,21 +158,38 @@ void draw_axes(draw::Svg& svg, const Axes& axes, const Curves& curves, Curve cur
   Points all;
   for (const auto& [name, points] : curves) all.insert(points.begin(), points.end());
   for (const auto& [ranks, value] : all) {
-    svg.text(axes.x(ranks), axes.bottom() + 20, std::to_string(ranks),
+    svg.text(axes.x(ranks), axes.bottom() + 20, draw::grouped(ranks),
              {.size = 12, .anchor = draw::Anchor::Middle});
   }
   svg.text(kLeft + kWidth / 2, axes.bottom() + 40, "ranks",
            {.size = 12, .anchor = draw::Anchor::Middle, .colour = draw::kMutedInk});
 }
 
-void draw_curve(draw::Svg& svg, const Axes& axes, const Points& points, std::string_view colour) {
+/// Dashes for a curve that lies on an earlier one between two of its points and would hide it.
+std::string dashes_of(const Curves& curves, std::size_t curve, const Axes& axes) {
+  constexpr double kNear = 4.0;
+  for (std::size_t other = 0; other < curve; ++other) {
+    const Points& below = curves[other].second;
+    bool is_near = false;
+    for (const auto& [ranks, value] : curves[curve].second) {
+      const auto at = below.find(ranks);
+      const bool was_near = is_near;
+      is_near = at != below.end() && std::abs(axes.y(at->second) - axes.y(value)) < kNear;
+      if (was_near && is_near) return " stroke-dasharray=\"7 5\"";
+    }
+  }
+  return "";
+}
+
+void draw_curve(draw::Svg& svg, const Axes& axes, const Points& points, std::string_view colour,
+                const std::string& dashes) {
   std::string path;
   for (const auto& [ranks, value] : points) {
     path += (path.empty() ? "M" : "L") + draw::decimal(axes.x(ranks), 1) + " " +
             draw::decimal(axes.y(value), 1);
     svg.rect({.x = axes.x(ranks) - 3, .y = axes.y(value) - 3, .width = 6, .height = 6}, colour);
   }
-  svg.path(path, "none", "stroke=\"" + std::string(colour) + "\" stroke-width=\"2\"");
+  svg.path(path, "none", "stroke=\"" + std::string(colour) + "\" stroke-width=\"2\"" + dashes);
 }
 
 const char* what_of(Curve curve) {
@@ -180,7 +215,7 @@ std::vector<std::pair<double, double>> legend_places(const Curves& curves) {
   double x = 24.0;
   double y = kLegendTop;
   for (const auto& [name, points] : curves) {
-    const double width = 34.0 + 7.5 * static_cast<double>(name.size());
+    const double width = 88.0 + 6.2 * static_cast<double>(name.size());
     if (x + width > kLeft + kWidth && x > 24.0) {
       x = 24.0;
       y += kLegendLine;
@@ -203,18 +238,17 @@ std::string curve_picture(const std::vector<SweepRow>& rows, Curve curve,
   draw::Svg svg(kLeft + kWidth + 24, axes.bottom() + 54, title, what_of(curve));
   svg.text(24, 24, title, {.size = 16, .is_bold = true});
   svg.text(24, 42, what_of(curve), {.size = 12, .colour = draw::kMutedInk});
-  for (std::size_t i = 0; i < curves.size(); ++i) {
-    const auto [x, y] = places[i];
-    svg.rect({.x = x, .y = y - 10, .width = 11, .height = 11}, colour_of(i, curves));
-    svg.text(x + 16, y, curves[i].first, {.size = 12});
-  }
   if (curves.empty()) {
     svg.text(24, axes.bottom() - kHeight + 20, "nothing is sent", {.size = 12});
   } else {
     draw_axes(svg, axes, curves, curve);
   }
   for (std::size_t i = 0; i < curves.size(); ++i) {
-    draw_curve(svg, axes, curves[i].second, colour_of(i, curves));
+    const auto [x, y] = places[i];
+    const std::string colour = colour_of(i, curves), dashes = dashes_of(curves, i, axes);
+    draw_curve(svg, axes, curves[i].second, colour, dashes);
+    svg.rect({.x = x, .y = y - 10, .width = 11, .height = 11}, colour);
+    svg.text(x + 16, y, curves[i].first + (dashes.empty() ? "" : " (dashed)"), {.size = 12});
   }
   return std::move(svg).finish();
 }

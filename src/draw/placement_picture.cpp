@@ -59,6 +59,7 @@ void draw_strip(Svg& svg, const Placement& placement, double y) {
     svg.line({x, y - 5, x, y}, kMutedInk);
     svg.text(x, y - 9, grouped(static_cast<std::int64_t>(row)), number);
   }
+  svg.text(kLeft - 10, y - 9, "row", {.size = 12, .anchor = Anchor::End, .colour = kMutedInk});
   svg.line({kLeft + kStripWidth, y - 5, kLeft + kStripWidth, y}, kMutedInk);
   svg.text(kLeft + kStripWidth, y - 9, grouped(placement.num_rows), number);
 }

@@ -93,6 +93,7 @@ std::string amount_text(const Timeline& timeline, std::int32_t rank, const Step&
 void draw_steps(Svg& svg, const Timeline& timeline, std::int32_t rank, double y, double scale) {
   const auto r = static_cast<std::size_t>(rank);
   const std::vector<Step>& steps = timeline.plan.ranks[r].forward;
+  const bool has_stages = num_stages(timeline.plan) > 1;
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const planner::StepTime& time = timeline.ranks[r].steps[i];
     if (time.end_ns == time.begin_ns) continue;
@@ -107,10 +108,11 @@ void draw_steps(Svg& svg, const Timeline& timeline, std::int32_t rank, double y,
                   .width = std::max(width - 1.0, 0.5),
                   .height = kBarHeight};
     svg.rect_with_tooltip(box, colour,
-                          name_of(timeline.plan, steps[i]) + " of stage " + stage + ": " +
+                          name_of(timeline.plan, steps[i]) +
+                              (has_stages ? " of stage " + stage : "") + ": " +
                               seconds_text(begin) + " to " + seconds_text(end) + ", " +
                               amount_text(timeline, rank, steps[i]));
-    if (width < 22.0) continue;
+    if (!has_stages || width < 22.0) continue;
     svg.text(box.x + box.width / 2, box.y + 11, stage,
              {.size = 11, .anchor = Anchor::Middle, .colour = text_colour_on(colour)});
   }
@@ -124,11 +126,14 @@ void draw_axis(Svg& svg, double end, double bottom) {
     svg.line({x, kTop - 5, x, bottom}, kRule);
     svg.text(x, kTop - 10, seconds_text(at), number);
   }
+  svg.text(kLeft - 10, kTop - 10, "time", {.size = 12, .anchor = Anchor::End, .colour = kMutedInk});
   svg.line({kLeft + kPlotWidth, kTop - 5, kLeft + kPlotWidth, bottom}, kMutedInk);
   svg.text(kLeft + kPlotWidth, kTop - 10, seconds_text(end), number);
 }
 
-void draw_key(Svg& svg, double y, bool is_moving_queries) {
+void draw_key(Svg& svg, double y, const Plan& plan) {
+  const bool is_moving_queries = std::ranges::any_of(
+      plan.exchanges, [](const Exchange& exchange) { return exchange.role == Role::Queries; });
   double x = kLeft;
   const auto entry = [&](std::string_view colour, std::string_view name, double width) {
     svg.rect({.x = x, .y = y, .width = 14, .height = 14}, colour);
@@ -141,6 +146,7 @@ void draw_key(Svg& svg, double y, bool is_moving_queries) {
     entry(kResultColour, "results back", 104);
   }
   entry(kAttentionColour, "attention", 106);
+  if (num_stages(plan) == 1) return;
   svg.text(x, y + 11.5, "numbers are stages", {.size = 12, .colour = kMutedInk});
 }
 
@@ -184,9 +190,7 @@ std::string timeline_picture(const Plan& plan, std::string_view title) {
     draw_steps(svg, timeline, rank, y, scale);
   }
   draw_nodes(svg, plan.config, static_cast<std::int32_t>(num_drawn));
-  const bool is_moving_queries = std::ranges::any_of(
-      plan.exchanges, [](const Exchange& exchange) { return exchange.role == Role::Queries; });
-  draw_key(svg, bottom + 18, is_moving_queries);
+  draw_key(svg, bottom + 18, plan);
   return std::move(svg).finish();
 }
 

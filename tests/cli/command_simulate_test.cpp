@@ -160,11 +160,26 @@ TEST(CommandSimulate, DrawsACurveForEachChunkSizeAndDegree) {
       folder.path("curves"));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const std::string picture = folder.read("curves/time.svg");
-  for (const char* name : {"auto, chunk auto, degree 0", "auto, chunk 128, degree 0",
-                           "auto, chunk auto, degree 2", "auto, chunk 128, degree 2", ">ring<"}) {
+  for (const char* name : {"magi, keys alone, chunk auto, degree 0", "alone, chunk 128, degree 0",
+                           "alone, chunk auto, degree 2", "alone, chunk 128, degree 2", ">ring<"}) {
     EXPECT_TRUE(has(picture, name)) << name;
   }
   EXPECT_FALSE(has(picture, "ring, "));
+}
+
+TEST(CommandSimulate, CurvesThatLieOnEachOtherAreToldApart) {
+  const TemporaryFolder folder;
+  const Outcome outcome = run_magi(
+      "simulate --tokens 8192 --causal --ranks 2,4 --strategies "
+      "auto,sequential_select,auto_work,ring "
+      "--curves " +
+      folder.path("curves"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const std::string picture = folder.read("curves/time.svg");
+  for (const char* name :
+       {">magi, keys alone<", ">magi (dashed)<", ">magi, placement sequential select"}) {
+    EXPECT_TRUE(has(picture, name)) << name;
+  }
 }
 
 TEST(CommandSimulate, TakesTheConstantsOfAMachine) {

@@ -275,7 +275,16 @@ TEST(TimelinePicture, ShowsStagesAndTimes) {
   EXPECT_TRUE(has(picture, "attention of stage 1: "));
   EXPECT_TRUE(has(picture, ", 320 pairs times heads"));
   EXPECT_TRUE(has(picture, "3 stages"));
+  EXPECT_TRUE(has(picture, ">numbers are stages<") && has(picture, ">time<"));
   EXPECT_EQ(testing::xml_fault(timeline_picture(idle_plan(), "idle")), "");
+}
+
+TEST(TimelinePicture, BarsOfAPlanWithoutStagesHaveNoNumbers) {
+  PlanConfig config{.num_ranks = 2, .num_heads_q = 8, .num_heads_kv = 8, .overlap_degree = 0};
+  const Mask mask{4096, 4096, {band_slice({0, 4096}, {0, 4096}, MaskType::Causal)}};
+  const std::string picture = timeline_picture(make_plan(mask, config), "one stage");
+  EXPECT_TRUE(has(picture, "attention: ") && has(picture, "exchange: ")) << picture;
+  EXPECT_FALSE(has(picture, ">0<") || has(picture, "of stage") || has(picture, "are stages"));
 }
 
 TEST(TimelinePicture, TellsTheMemoryOfStagesThatTakeTurns) {
