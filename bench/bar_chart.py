@@ -9,17 +9,19 @@ from typing import NamedTuple
 
 COLOURS = ("#1b6ca8", "#5aa9e6", "#94c9a9", "#f2b134", "#e4572e", "#a23b72", "#6b705c", "#c9ada7",
            "#3d405b", "#81b29a")  # fmt: skip
-BAR, GAP, HEIGHT, LEFT, TOP = 12, 26, 240, 44, 58
+BAR, GAP, HEIGHT, LEFT, TOP = 12, 26, 240, 58, 64
 ROW = HEIGHT + 40  # of one row of groups, from its top to that of the next
 PAGE = 960  # where the next group begins another row
 
 
 class Scale(NamedTuple):
-    """The axis of values. Higher bars end at `most`."""
+    """The axis of values. Higher bars end at `most`. values: decimals of the numbers over bars."""
 
     ticks: tuple[float, ...]
     most: float
     decimals: int
+    unit: str
+    values: int
 
     def height_of(self, value: float) -> float:
         """The y of a value."""
@@ -52,7 +54,7 @@ def picture(title: str, groups: dict[str, dict[str, float]], scale: Scale) -> st
 
 
 def axis(scale: Scale, width: int) -> list[str]:
-    parts = []
+    parts = [f'<text x="{LEFT - 6}" y="{TOP - 2}" text-anchor="end">{scale.unit}</text>']
     for tick in scale.ticks:
         y = scale.height_of(tick)
         parts.append(
@@ -85,6 +87,8 @@ def bar(x: float, value: float, colour: str, name: str, scale: Scale) -> str:
     return (
         f'<rect x="{x:g}" y="{y}" width="{BAR - 1}" height="{round(TOP + HEIGHT - y, 1)}" '
         f'fill="{colour}"><title>{html.escape(name)} {value:.3f}</title></rect>'
+        f'<text transform="translate({x + BAR - 3:g} {y - 3}) rotate(-90)" font-size="9">'
+        f"{value:.{scale.values}f}</text>"
     )
 
 
@@ -95,5 +99,5 @@ def legend(colours: dict[str, str]) -> list[str]:
             f'<rect x="{x}" y="32" width="10" height="10" fill="{colour}"/>'
             f'<text x="{x + 14}" y="41">{html.escape(name)}</text>'
         )
-        x += 26 + 7 * len(name)
+        x += 30 + 7 * len(name)
     return parts

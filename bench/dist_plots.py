@@ -21,7 +21,7 @@ DIRECTIONS = ("forward", "backward")
 SIDES = [f"{side}, {direction}" for side in ("magi", "Ulysses") for direction in DIRECTIONS]
 ROW = re.compile(r"dist(\d+)\.(\w+)\.(forward|backward)\.(\w+)")
 # Sides that beat the kernel alone end at 1.1.
-SHARES = bar_chart.Scale((0.0, 0.2, 0.4, 0.6, 0.8, 1.0), 1.1, 1)
+SHARES = bar_chart.Scale((0.0, 0.2, 0.4, 0.6, 0.8, 1.0), 1.1, 1, "share", 2)
 
 
 def draw(cells: list[dict], folder: pathlib.Path) -> list[pathlib.Path]:
@@ -42,7 +42,7 @@ def draw(cells: list[dict], folder: pathlib.Path) -> list[pathlib.Path]:
 def picture(title: str, by_mask: dict[str, dict], direction: str) -> str:
     """SVG text: a group of bars per mask, a bar per side."""
     groups = {
-        mask: {
+        mask.replace("_", " "): {
             name: side[direction]["share"]
             for name, side in cell["sides"].items()
             if name != "alone" and side is not None
@@ -63,7 +63,8 @@ def recorded(rows: list[dict]) -> dict[int, dict[str, dict[str, float]]]:
         if not match:
             continue
         ranks, mask, direction, tokens = match.groups()
-        shares = found.setdefault(int(ranks), {}).setdefault(f"{mask} {tokens}", {})
+        label = f"{mask.replace('_', ' ')} {tokens}"
+        shares = found.setdefault(int(ranks), {}).setdefault(label, {})
         shares[f"magi, {direction}"] = value
         ratio = values.get(f"dist{ranks}.{mask}.over_ulysses.{direction}.{tokens}")
         if ratio is not None:

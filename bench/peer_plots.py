@@ -16,7 +16,7 @@ import statistics
 
 import bar_chart
 
-RATES = bar_chart.Scale(tuple(range(0, 900, 100)), 850, 0)
+RATES = bar_chart.Scale(tuple(range(0, 900, 100)), 850, 0, "TFLOP/s", 0)
 LABELS = {"fa4": "FlashAttention-4", "cudnn_flex": "cuDNN flex", "flex": "FlexAttention"}
 
 
@@ -24,7 +24,7 @@ def label_of(result: dict) -> str:
     """full 8k, or full 16k 192:128"""
     dims = (result["dim"], result["dim_v"])
     suffix = "" if dims == (128, 128) else f" {dims[0]}" + (f":{dims[1]}" * (dims[0] != dims[1]))
-    return f"{result['mask']} {result['rows'] // 1024}k{suffix}"
+    return f"{result['mask'].replace('_', ' ')} {result['rows'] // 1024}k{suffix}"
 
 
 def rates_of(result: dict) -> dict[str, float]:

@@ -17,6 +17,12 @@ def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 12) 
     return f"<text {place}>{escape(text)}</text>"
 
 
+def _round(least: float) -> int:
+    """1, 2 or 5 times a power of ten, `least` at least."""
+    power = 10 ** max(0, math.floor(math.log10(least)))
+    return next(power * lead for lead in (1, 2, 5, 10) if power * lead >= least)
+
+
 class _Panel:
     """Axes with the origin of SVG; y values are given in the panel's scale."""
 
@@ -40,7 +46,7 @@ class _Panel:
             )
             parts.append(_text(_LEFT - 8, y + 4, label, "end"))
         bottom = self.top + _PANEL
-        for step in range(0, self.steps, max(1, self.steps // 8)):
+        for step in range(0, self.steps, _round(self.steps / 8)):
             parts.append(_text(self.x(step), bottom + 18, str(step), "middle"))
         parts.append(_text(self.right, bottom + 34, "step", "end"))
         return parts
@@ -65,7 +71,8 @@ def draw(curves: dict[str, list[float]], dashed: set[str], noise: float, title: 
     ticks = range(int(losses.low), int(losses.high) + 1)
     parts = losses.axes(title, [(value, str(value)) for value in ticks])
     name = next(iter(curves))
-    parts += apart.axes(f"distance from {name}", [(e, f"1e{e}") for e in range(low, high + 1)])
+    distance = f"distance from {name}, in the same unit"
+    parts += apart.axes(distance, [(e, f"1e{e}") for e in range(low, high + 1)])
     level = apart.y(math.log10(max(noise, _FLOOR)))
     parts.append(
         f'<line x1="{_LEFT}" x2="{apart.right}" y1="{level:.1f}" y2="{level:.1f}" '

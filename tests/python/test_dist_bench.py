@@ -42,7 +42,7 @@ def test_the_script_on_a_cpu(tmp_path):
     assert "causal, 64 per rank, 2 ranks" in output
     pictures = dist_plots.draw(cells, tmp_path)
     assert [p.name for p in pictures] == ["dist2-64-forward.svg", "dist2-64-backward.svg"]
-    assert "varlen_causal" in pictures[0].read_text()
+    assert "varlen causal" in pictures[0].read_text()
     traces = sorted((tmp_path / "traces").iterdir())
     assert [path.name for path in traces] == [
         "causal-64-default.json", "varlen_causal-64-default.json"

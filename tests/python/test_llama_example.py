@@ -78,6 +78,8 @@ def test_text():
 def test_chart():
     svg = chart.draw({"a <b>": [3.0, 2.0], "c": [3.0, 2.5]}, {"c"}, 1e-5, "losses")
     assert svg.startswith("<svg") and "a &lt;b&gt;" in svg and svg.count("<polyline") == 3
+    long = chart.draw({"a": [3.0, 2.0] * 150}, set(), 1e-5, "losses")
+    assert all(f">{step}</text>" in long for step in range(0, 300, 50)) and ">37<" not in long
 
 
 def test_arguments():

@@ -33,8 +33,8 @@ def test_bars_are_medians_by_direction_case_and_side(tmp_path):
     assert list(found) == ["forward", "backward"]
     assert sorted(found["forward"]["full 16k"]) == ["FlashAttention-4", "cuDNN", "magi"]
     # cuDNN has no such mask: what it does on another one is no bar beside these.
-    assert found["backward"] == {"prefix_tree 16k": {"magi": [400.0], "cuDNN flex": [300.0]}}
+    assert found["backward"] == {"prefix tree 16k": {"magi": [400.0], "cuDNN flex": [300.0]}}
     paths = peer_plots.draw(reports, tmp_path)
     assert [path.name for path in paths] == ["peers-forward.svg", "peers-backward.svg"]
     bars = {element.text for element in ElementTree.parse(paths[0]).iter() if element.text}
-    assert {"magi 640.000", "FlashAttention-4 600.000", "cuDNN 500.000", "full 16k"} <= bars
+    assert {"magi 640.000", "FlashAttention-4 600.000", "cuDNN 500.000", "full 16k", "640"} <= bars
