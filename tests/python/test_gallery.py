@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pictures of docs/gallery.md are those of its examples, and every front end is there."""
+"""The pictures of docs/ that Python draws, and parts of masks: those there are those drawn."""
 
 import importlib.util
 import re
@@ -9,9 +9,21 @@ import pytest
 from magi_attention import masks
 from test_docs import ROOT
 
-spec = importlib.util.spec_from_file_location("gallery", ROOT / "tools/docsite/gallery.py")
-gallery = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(gallery)
+
+def tool(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/docsite/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+gallery = tool("gallery")
+
+
+def test_pictures_of_context_parallelism_and_memory():
+    overview = tool("overview")
+    for name, picture in overview.drawn().items():
+        assert (overview.PICTURES / name).read_text(encoding="utf-8") == picture, name
 
 
 def test_pictures_are_those_of_the_examples():
