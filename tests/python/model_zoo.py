@@ -64,7 +64,7 @@ _SIZES = {
     "ssm_state_size": 8, "chunk_size": 8, "mamba_chunk_size": 8, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "linear_head_dim": 8, "linear_num_heads": 4, "num_experts_per_token": 2,
-    "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4, "attention_dropout": 0.0,
+    "index_n_heads": 16, "index_head_dim": 16, "index_topk": 4, "attention_dropout": 0.0,
     **dict.fromkeys(
         ("dropout", "activation_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop",
          "attn_pdrop", "attention_probs_dropout_prob", "hidden_dropout_prob", "residual_dropout"),

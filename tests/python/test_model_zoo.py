@@ -32,7 +32,7 @@ def test_alone():
 @pytest.mark.parametrize(
     "model_type, pattern",
     [
-        ("axk2", "AXK2ForCausalLM has layers of type 'indexed_attention'"),
+        ("deepseek_v4", "DeepseekV4ForCausalLM has layers of type 'heavily_compressed_attention'"),
         ("mamba", "MambaForCausalLM takes no position_ids"),
         ("bloom", "BloomForCausalLM attends through 'eager'"),
         ("bart", "BartForCausalLM takes no position_ids"),
@@ -46,7 +46,7 @@ def test_words(model_type, pattern):
     assert kind == "refused" and pattern in text
 
 
-@pytest.mark.parametrize("model_type", ["doge", "llama", "mistral"])
+@pytest.mark.parametrize("model_type", ["deepseek_v32", "doge", "llama", "mistral"])
 def test_masks_that_models_use(model_type):
     model_zoo.used_masks(model_type)
 

@@ -77,3 +77,13 @@ def have_callers_a_plan() -> bool:
     """Whether a module whose call is under way was given one, or what makes one."""
     given = [keywords.get(PLAN_KEYWORD) for _, keywords in _calls()]
     return given.count(None) < len(given)
+
+
+def rows_of_batch(x: torch.Tensor) -> torch.Tensor:
+    """[1, rows, ...] -> [rows, ...]; ValueError for a batch, which a plan has packed."""
+    if x.shape[0] != 1:
+        raise ValueError(
+            f"the batch is {x.shape[0]} sequences; allowed: 1 with {PLAN_KEYWORD}, which packs "
+            "sequences one after the other"
+        )
+    return x[0]

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from magi_attention.integrations._model_plans import UNATTENDED_LAYERS, config_of
+from magi_attention.integrations._model_plans import INDEXED_LAYERS, UNATTENDED_LAYERS, config_of
 from magi_attention.integrations._model_recurrent import is_served
 from magi_attention.integrations._model_rows import forwards_of, is_balanced
 
@@ -20,8 +20,8 @@ from magi_attention.integrations._model_rows import forwards_of, is_balanced
 _ATTENTION_LAYERS = {
     "attention", "full_attention", "sliding_attention", "chunked_attention", "dense", "sparse",
 }  # fmt: skip
-# And those that magi_attention.recurrent serves, alone or beside attention.
-_MIXING_LAYERS = {*UNATTENDED_LAYERS, "hybrid", "hybrid_sliding"}
+# And those that magi_attention.recurrent serves, alone or beside attention, or an indexer.
+_MIXING_LAYERS = {*UNATTENDED_LAYERS, "hybrid", "hybrid_sliding", INDEXED_LAYERS}
 # Modules that compute over rows in the order in which a rank holds them.
 _MIXERS = re.compile(
     r"Mamba|Recurrent(?!Gemma)|RecurrentBlock|LinearAttention|LightningAttention|DeltaNet|"

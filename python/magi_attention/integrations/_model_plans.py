@@ -24,6 +24,7 @@ from magi_attention.plan import Plan
 Heads = tuple[int, int, int]  # of queries, of keys and values, head dim
 _MASKS_KEPT = 16
 _alone = LruCache(_MASKS_KEPT)  # plans of processes without a group
+INDEXED_LAYERS = "indexed_attention"  # to keys that an indexer chooses, of all before a query
 # Types of layers that no plan is for: their rows meet in recurrences and convolutions, or nowhere.
 UNATTENDED_LAYERS = {"linear_attention", "conv", "mamba", "recurrent", "moe", "mlp"}
 
@@ -168,7 +169,7 @@ def _masks_windows(config: Any) -> bool:
 
 def _window_of(config: Any, layer_type: str, window: int | None) -> int | None:
     """Rows that a layer of this type sees, the query's own among them; None: all before it."""
-    if layer_type in ("full_attention", "attention", "hybrid"):
+    if layer_type in ("full_attention", "attention", "hybrid", INDEXED_LAYERS):
         return None
     if layer_type in ("sliding_attention", "hybrid_sliding"):
         return window

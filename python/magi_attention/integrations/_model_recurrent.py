@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from magi_attention.common._arguments import check_kind
 from magi_attention.integrations._bound import PLANS, PLANS_IN_WORDS, bound_of, reach_of
 from magi_attention.integrations._model_calls import PLAN_KEYWORD, is_plan_in_force, plan_in_force
+from magi_attention.integrations._model_calls import rows_of_batch as _rows
+from magi_attention.integrations._model_indexed import choose, is_indexer
 from magi_attention.integrations._model_plans import UNATTENDED_LAYERS
 from magi_attention.recurrent import (
     causal_conv1d,
@@ -32,16 +34,6 @@ from magi_attention.recurrent import (
 
 _SERVED = "_serves_plans"  # of a function that has been routed
 _routed_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """[1, rows, ...] -> [rows, ...]; ValueError for a batch, which a plan has packed."""
-    if x.shape[0] != 1:
-        raise ValueError(
-            f"the batch is {x.shape[0]} sequences; allowed: 1 with {PLAN_KEYWORD}, which packs "
-            "sequences one after the other"
-        )
-    return x[0]
 
 
 def _conv(bound, hidden_states, weight, bias=None, activation=None, **others):
@@ -207,7 +199,7 @@ def is_served(module: torch.nn.Module) -> bool:
     of its module that mixes rows.
     """
     found, forward = recurrences_of(module), _forward_of(type(module))
-    if any(type(module).__name__ == owner for owner, _ in _METHODS):
+    if any(type(module).__name__ == owner for owner, _ in _METHODS) or is_indexer(type(module)):
         return True
     has_state = any(hasattr(module, name) for name in ("A_log", "dt_bias"))
     has_convolution = any(isinstance(child, torch.nn.Conv1d) for child in module.children())
@@ -238,6 +230,8 @@ def route(model: torch.nn.Module) -> None:
         for (owner, name), ours in _METHODS.items():
             if owner == kind.__name__ and not hasattr(getattr(kind, name), _SERVED):
                 setattr(kind, name, _routed_method(getattr(kind, name), ours))
+        if is_indexer(kind) and not hasattr(kind.forward, _SERVED):
+            kind.forward = _routed_method(kind.forward, choose)
 
 
 @torch.compiler.disable  # a layer is exchanges and kernels of its own

@@ -57,6 +57,8 @@ from magi_attention.integrations._model_checks import (
     shifts_labels,
     virtual_tokens,
 )
+from magi_attention.integrations._model_indexed import attend_to_chosen, without_others
+from magi_attention.integrations._model_plans import INDEXED_LAYERS
 from magi_attention.integrations._model_recurrent import route
 from magi_attention.integrations._model_rows import needs_whole_tables, over_ranks
 from magi_attention.integrations._packed_batch import refuse_other_samples
@@ -99,6 +101,12 @@ class PendingMask:
             self._mask = sdpa_mask(**{**self.arguments, "allow_is_causal_skip": False})
         return self._mask
 
+    def __getitem__(self, place: Any) -> Any:
+        # Layers with indexers, which follow plans, take the only head.
+        if place == (slice(None), 0, slice(None), slice(None)) and plan_of_callers() is not None:
+            return self
+        return self.used_by_model()[place]
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -122,7 +130,7 @@ def _forward_operator(name: str) -> None:
 
 
 for _operator in ("add", "radd", "sub", "rsub", "mul", "rmul", "and", "rand", "or", "ror", "invert",
-                  "neg", "getitem", "lt", "le", "gt", "ge", "len"):  # fmt: skip
+                  "neg", "lt", "le", "gt", "ge", "len"):  # fmt: skip
     _forward_operator(f"__{_operator}__")
 
 
@@ -164,7 +172,8 @@ def mask(
         use_vmap=use_vmap, **others,
     )  # fmt: skip
     _route_callers()
-    implementation = getattr(others.get("config"), "_attn_implementation", None)
+    config = others.get("config")
+    implementation = getattr(config, "_attn_implementation", None)
     if ALL_ATTENTION_FUNCTIONS.get(implementation, attention) is not attention:  # another took it
         return sdpa_mask(**arguments)
     if q_length != kv_length:  # a step of generation, which no plan can hold
@@ -172,7 +181,9 @@ def mask(
     hides = _hidden_by(attention_mask)
     if hides is None and (use_vmap or mask_function.__name__ == "or_mask"):
         hides = "a mask overlay of the model"
-    if hides is None and local_size is None and mask_function is causal_mask_function:
+    is_indexed = INDEXED_LAYERS in (getattr(config, "layer_types", None) or ())
+    is_plain = hides is None and local_size is None and mask_function is causal_mask_function
+    if is_plain and not is_indexed:  # indexers look at masks
         return None
     return PendingMask(arguments, hides, local_size)
 
@@ -210,6 +221,7 @@ def attention(
     own head count -> [batch, rows, heads, dim of value], and no weights.
     """
     plan = given = kwargs.pop(PLAN_KEYWORD, None)
+    chosen = kwargs.pop("indices", None)  # of keys, by an indexer
     is_causal = kwargs.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     is_causal = is_causal and getattr(getattr(module, "config", None), "is_causal", True)
@@ -226,6 +238,8 @@ def attention(
                 raise ValueError(f"{name} is given; allowed: None without {PLAN_KEYWORD}")
         if isinstance(attention_mask, PendingMask):
             attention_mask = attention_mask.tensor()
+        if chosen is not None:
+            attention_mask = without_others(attention_mask, chosen, key.shape[2])
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
@@ -243,14 +257,15 @@ def attention(
     _check_options(dropout, kwargs)
     sink = kwargs.get("s_aux")
     sink = None if sink is None else sink.unsqueeze(0)
-    out = _attend(plan, (query, key, value), sink, scaling, kwargs.get("softcap") or 0.0)
-    return out, None
+    options = sink, scaling, kwargs.get("softcap") or 0.0
+    return _attend(plan, (query, key, value), chosen, options), None
 
 
-def _attend(plan: AnyPlan, qkv: tuple, sink, scaling: float | None, softcap: float) -> torch.Tensor:
+def _attend(plan: AnyPlan, qkv: tuple, chosen: torch.Tensor | None, options: tuple) -> torch.Tensor:
     """attention's result; heads of values that are narrower or wider than those of keys (latent
-    attention) get zeros, which change nothing.
+    attention) get zeros, which change nothing. options: sink, scaling, softcap.
     """
+    sink, scaling, softcap = options
     query, key, value = qkv
     batch, heads, rows, dim = query.shape
     dim_v = value.shape[3]
@@ -264,7 +279,10 @@ def _attend(plan: AnyPlan, qkv: tuple, sink, scaling: float | None, softcap: flo
             f"the batch is {batch} sequences of {rows} rows; allowed: 1 with {PLAN_KEYWORD}, "
             "sequences packed one after the other"
         )
-    out, _ = calc(plan, (q, k, v), sink, scaling, softcap)
+    if chosen is None:
+        out, _ = calc(plan, (q, k, v), sink, scaling, softcap)
+    else:
+        out = attend_to_chosen(bound_of(plan), (q, k, v), chosen, sink, scaling, softcap)
     return out.view(batch, rows, heads, -1)[..., :dim_v]
 
 
