@@ -133,12 +133,14 @@ class Convolution:
             return torch.autograd.grad((right - wrong).flatten(0, 1), leaves, of_results)
 
     def _add_of_given(self, dx: torch.Tensor, of_given: torch.Tensor) -> None:
-        """Adds the gradients of own rows, in a fixed order, and sends those of others back."""
+        """Adds the gradients of own rows, none of which comes twice, and sends those of others
+        back.
+        """
         halo, edges = self._halo, _edges_of(self._runs, self._halo)
         own, fetched, _ = of_given.to(dx.dtype).split((len(edges.rows), halo.fetch.count, 1))
         sent = halo.fetch.move(SUM, fetched, len(halo.sent))
         for rows, found in ((edges.rows, own), (halo.sent, sent)):
-            dx.index_put_((rows,), found, accumulate=True)
+            dx.index_add_(0, rows, found)
 
 
 class _Edges:
@@ -190,20 +192,23 @@ class _Convolved(torch.autograd.Function):
 
 
 class _Calls:
-    """The arguments that all calls of kernels over the runs of a rank take."""
+    """The arguments that all calls of kernels over the runs of a rank take: chunks, and where each
+    run's begin, which functions of states take besides and would else make anew.
+    """
 
     def __init__(self, runs: OwnRuns, device: torch.device) -> None:
         from fla.ops.utils import chunk_local_cumsum
         from fla.ops.utils.constant import RCP_LN2
 
         self._host, self._spans = runs.cu_seqlens, {}
-        self.chunks = _chunks_of(runs.cu_seqlens, device)
-        self.borders = self.chunks["cu_seqlens"]
+        self.of_states = _chunks_of(runs.cu_seqlens, device)
+        self.chunks = {**self.of_states}
+        self.offsets, self.borders = self.chunks.pop("chunk_offsets"), self.chunks["cu_seqlens"]
         self.rows = {name: self.chunks[name] for name in ("cu_seqlens", "chunk_indices")}
         self._sum, self._to_base_2 = chunk_local_cumsum, RCP_LN2
 
     def of_span(self, first: int, end: int) -> tuple[slice, dict[str, Any]]:
-        """The rows of runs that follow each other, and the arguments of calls over these alone."""
+        """The rows of runs that follow each other, and of_states over these alone."""
         if (first, end) not in self._spans:
             host = self._host[first : end + 1]
             rows, host = slice(*host[[0, -1]].tolist()), host - host[0]
@@ -221,9 +226,11 @@ class _Calls:
 def _chunks_of(cu_seqlens: torch.Tensor, device: torch.device) -> dict[str, Any]:
     from fla.ops.utils import prepare_chunk_indices
 
-    borders = cu_seqlens.to(device)
+    borders, counts = cu_seqlens.to(device), (cu_seqlens.diff() + _CHUNK - 1) // _CHUNK
     indices = prepare_chunk_indices(borders, _CHUNK, cu_seqlens_cpu=cu_seqlens)
-    return dict(cu_seqlens=borders, chunk_indices=indices, chunk_size=_CHUNK)
+    offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(device)
+    places = dict(cu_seqlens=borders, chunk_indices=indices, chunk_offsets=offsets)
+    return dict(**places, chunk_size=_CHUNK)
 
 
 def _calls_of(runs: OwnRuns, device: torch.device) -> _Calls:
@@ -283,7 +290,7 @@ def _states_and_values(call, states):
     from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_fwd_h
 
     h, values, _ = chunk_gated_delta_rule_fwd_h(
-        call.keys, call.w, call.u, **call.decay, initial_state=states, **call.calls.chunks
+        call.keys, call.w, call.u, **call.decay, initial_state=states, **call.calls.of_states
     )
     return h, values
 
@@ -366,7 +373,7 @@ class _DeltaBackward:
 
         dh, _, dvalues = chunk_gated_delta_rule_bwd_dhu(
             self.queries, self.keys, self.w, self.dout, self.dvalues, **self.decay, dht=ends,
-            scale=self.scale, **self.calls.chunks,
+            scale=self.scale, **self.calls.of_states,
         )  # fmt: skip
         return dh, dvalues
 
@@ -456,27 +463,20 @@ class _ScalarForward:
         self.g = self.calls.decays(self.log_decay.unsqueeze(0))
         self.saved = (self.q, self.k, self.v, self.g)
 
-    def _states(self, states, with_ends=False):
-        from fla.ops.common.chunk_h import chunk_fwd_h
-
-        return chunk_fwd_h(
-            self.k, self.v, self.g, h0=states, output_final_state=with_ends,
-            cu_seqlens=self.calls.borders, chunk_size=_CHUNK,
-        )  # fmt: skip
-
     def summary(self):
-        _, ends = self._states(None, with_ends=True)
+        ends = _new_states(self.k, self.v, len(self.runs))
+        _scalar_states(self.calls, self.saved[1:], None, self.k.dtype, ends)
         ends = ends[self.runs.with_heirs_on(ends.device)]
-        factors = ends.new_zeros(ends.shape[:2])
-        borders = self.runs.cu_seqlens.tolist()
+        factors = ends.new_empty(ends.shape[:2])
+        decays = self.log_decay.split(self.runs.lengths)
         for i, run in enumerate(self.runs.with_heirs):
-            factors[i] = self.log_decay[borders[run] : borders[run + 1]].sum(0).exp()
-        return factors, ends
+            factors[i] = decays[run].sum(0)
+        return factors.exp_(), ends
 
     def results(self, states):
         from fla.ops.common.chunk_o import chunk_fwd_o
 
-        h, _ = self._states(states)
+        h = _scalar_states(self.calls, self.saved[1:], states, self.k.dtype)
         return chunk_fwd_o(self.q, self.k, self.v, h, self.g, scale=1.0, **self.calls.chunks)[0]
 
 
@@ -486,21 +486,63 @@ class _ScalarBackward:
         self.calls = _calls_of(runs, dout.device)
         self.dout = dout.unsqueeze(0).contiguous().to(saved[2].dtype)
 
-    def of_starts(self):
-        from fla.ops.common.chunk_h import chunk_bwd_dh
+    def _of_states(self, ends, starts=None) -> torch.Tensor:
+        """The gradients of states at the begin of each chunk and, into `starts`, of runs."""
+        from fla.ops.common.chunk_h import chunk_bwd_kernel_dh
 
         q, k, v, g = self.saved
-        _, found = chunk_bwd_dh(
-            q, k, v, self.dout, self.states, None, 1.0, g, states_in_fp32=True,
-            cu_seqlens=self.calls.borders, chunk_size=_CHUNK,
+        dh = _new_states(k, v, len(self.calls.chunks["chunk_indices"])).unsqueeze(0)
+        _launch_scalar(
+            chunk_bwd_kernel_dh, self.calls, (k, v, g), q=q, do=self.dout, dh=dh, dht=ends,
+            dh0=starts, scale=1.0, HQ=k.shape[2], NG=1,
         )  # fmt: skip
-        return found[self.runs.others_on(found.device)]
+        return dh
+
+    def of_starts(self):
+        starts = torch.empty_like(self.states)
+        self._of_states(None, starts)
+        return starts[self.runs.others_on(starts.device)]
 
     def of_inputs(self, ends):
-        from fla.ops.simple_gla.chunk import chunk_simple_gla_bwd
+        from fla.ops.common.chunk_o import chunk_bwd_dqkwg, chunk_bwd_dv
 
         q, k, v, g = self.saved
-        dq, dk, dv, dg, _ = chunk_simple_gla_bwd(
-            q, k, v, g, None, self.states, self.dout, ends, 1.0, **self.calls.chunks
-        )
+        h = _scalar_states(self.calls, (k, v, g), self.states, torch.float32)
+        given = dict(q=q, k=k, g=g, do=self.dout, dh=self._of_states(ends), scale=1.0)
+        dq, dk, _, dg = chunk_bwd_dqkwg(v=v, h=h, **given, **self.calls.chunks)
+        dv = chunk_bwd_dv(**given, **self.calls.chunks)
         return dq[0], dk[0], dv[0], self.calls.of_log_decay(dg)
+
+
+def _new_states(k, v, count: int, dtype=torch.float32) -> torch.Tensor:
+    return k.new_empty((count, *k.shape[2:], v.shape[-1]), dtype=dtype)
+
+
+def _scalar_states(calls: _Calls, inputs: Tensors, starts, dtype, ends=None) -> torch.Tensor:
+    """The states of k, v and the decays' sums at the begin of each chunk and, into `ends`, at the
+    ends of runs.
+    """
+    from fla.ops.common.chunk_h import chunk_fwd_kernel_h
+
+    k, v, _ = inputs
+    h = _new_states(k, v, len(calls.chunks["chunk_indices"]), dtype).unsqueeze(0)
+    _launch_scalar(chunk_fwd_kernel_h, calls, inputs, k=k, v=v, h=h, h0=starts, ht=ends)
+    return h
+
+
+def _launch_scalar(kernel, calls: _Calls, inputs: Tensors, **given: Any) -> None:
+    """Launches a kernel over the states of k, v and g. The functions of fla-core around it ask the
+    device how many chunks there are, for which the host waits.
+    """
+    k, v, g = inputs
+    (_, rows, heads, dim_k), dim_v = k.shape, v.shape[-1]
+
+    def grid(meta):
+        blocks = -(-dim_k // meta["BK"]) * -(-dim_v // meta["BV"])
+        return (blocks * (len(calls.borders) - 1) * heads,)
+
+    kernel[grid](
+        **given, g=g, g_gamma=None, gk=None, gv=None, cu_seqlens=calls.borders,
+        split_offsets=calls.offsets, T=rows, H=heads, K=dim_k, V=dim_v, BT=_CHUNK, BS=_CHUNK,
+        USE_G=True, USE_G_GAMMA=False, USE_GK=False, USE_GV=False, STATE_V_FIRST=False,
+    )  # fmt: skip

@@ -87,12 +87,12 @@ def windows(
     with plan.rows.refusals():
         check_int("width", width, 0)
     table = table_of(plan)
-    halo, others = _fetched(plan, x, width)
+    given, others = _fetched(plan, x, width)
     if len(table.own_runs) == 0:
         return [tuple(tied(part, others) for part in layer(x))]
-    halos = _halos(x, halo, others)
+    halos = _halos(x, given, others)
     found = []
-    for rows, halo, known in zip(x.split(table.own_runs.lengths), halos, table.rows_known(width)):
+    for rows, halo, known in zip(x.split(table.own_runs.lengths), halos, given.known):
         parts = layer(torch.cat((halo[width - known :], rows)))
         found.append(tuple(tied(part[:, known:], others) for part in parts))
     return found

@@ -33,7 +33,8 @@ class RowFetch:
 
     def move(self, kind: int, x: torch.Tensor, rows: int | None = None) -> torch.Tensor:
         """The rows that come where each rank gives x, `rows` of them, None: count."""
-        found = x.new_zeros((self.count if rows is None else rows, x.shape[1]))
+        make = x.new_empty if kind == CAST else x.new_zeros  # a cast writes all rows
+        found = make((self.count if rows is None else rows, x.shape[1]))
         self._rows.exchange(self._name, kind, x.contiguous(), found, self._owned, self._needed)
         return found
 

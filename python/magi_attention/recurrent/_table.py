@@ -36,17 +36,18 @@ class Places(NamedTuple):
 class Halo(NamedTuple):
     """The rows before each own run, which a convolution reads.
 
-    fetch: moves the own rows `sent`, in their order, to the ranks that fetch them; places: int64
-    [own runs, width], of each row before a run among own rows, fetched rows and, behind these, one
-    row of zeros.
+    fetch: moves the own rows `sent`, each once and ascending, to the ranks that fetch them; places:
+    int64 [own runs, width], of each row before a run among own rows, fetched rows and, behind
+    these, one row of zeros; known: how many of a run's are rows.
     """
 
     fetch: RowFetch
     sent: torch.Tensor
     places: torch.Tensor
+    known: list[int]
 
     def on(self, device: torch.device) -> Halo:
-        return Halo(self.fetch, self.sent.to(device), self.places.to(device))
+        return Halo(self.fetch, self.sent.to(device), self.places.to(device), self.known)
 
 
 class OwnRuns:
@@ -214,12 +215,6 @@ class RunTable:
             self._halos[width, device] = self._plan_halo(width).on(device)
         return self._halos[width, device]
 
-    def rows_known(self, width: int) -> list[int]:
-        """The number of rows before each own run, `width` at most."""
-        before = self._rows_before(self._rank, width)
-        known = [sum(row >= 0 for row in of_run) for of_run in before]
-        return known + [0] * (len(self.own_runs) - len(known))
-
     def _plan_halo(self, width: int) -> Halo:
         size, rank = self._num_ranks, self._rank
         wanted = [self._rows_before(i, width) for i in range(size)]
@@ -230,7 +225,8 @@ class RunTable:
             for row in _of_others(wanted[receiver], receiver, self._owner_of)
             if self._owner_of(row) == rank
         ]
-        owned = [(receiver, i, 1) for i, (receiver, _) in enumerate(sent)]
+        own_rows = sorted({row for _, row in sent})
+        owned = [(receiver, bisect.bisect_left(own_rows, row), 1) for receiver, row in sent]
         of_others = _of_others(wanted[rank], rank, self._owner_of)
         records = [(self._owner_of(row), i, 1) for i, row in enumerate(of_others)]
         rows = self._local_rows
@@ -246,7 +242,8 @@ class RunTable:
         index += [[zero] * width] * (len(self.own_runs) - len(index))
         places = _host([row for of_run in index for row in of_run]).view(len(index), width)
         fetch = RowFetch(self._rows, f"{width} rows before runs", owned, records)
-        return Halo(fetch, _host([row for _, row in sent]), places)
+        known = [sum(row < zero for row in of_run) for of_run in index]
+        return Halo(fetch, _host(own_rows), places, known)
 
     def _rows_before(self, rank: int, width: int) -> list[list[int]]:
         """The rows that come before each run of a rank, -1 where there are none."""
