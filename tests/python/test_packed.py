@@ -168,6 +168,11 @@ def without_a_group(batch) -> None:
     assert attend(q, q[:, :2], q[:, :2]).shape == q.shape
 
 
+def weight_of(weight, count):
+    """The weights of a sample's labels, of one for all or of one for each token."""
+    return torch.as_tensor(weight, dtype=torch.float64).expand(count + 1)[1:]
+
+
 def samples_alone(tree: PrefixTree, ids, weights):
     """Loss and gradients of a tree's samples, each computed by itself: sums of weighted losses."""
     model = Model()
@@ -178,8 +183,7 @@ def samples_alone(tree: PrefixTree, ids, weights):
         attend = dense_attend(AttnMaskSpec.causal(len(sample)))
         logits = model(sample, torch.arange(len(sample)), attend)
         found = logits[:-1].log_softmax(-1).gather(1, sample[1:, None])[:, 0]
-        of_token = torch.as_tensor(weight, dtype=torch.float64).expand(len(sample))[1:]
-        total = total - (found * of_token).sum()
+        total = total - found @ weight_of(weight, len(found))
         log_probs.append(found.detach())
     total.backward()
     return (total.detach(), gradients(model)), log_probs
@@ -208,12 +212,15 @@ def prefix_tree(group, is_called_with_plan=False) -> None:
         call = attend
     logits = model(local["input_ids"], local["position_ids"], call)
     loss = packed.branch_loss(logits, local["labels"], local["loss_weights"])
-    loss.backward()
+    loss.backward(retain_graph=True)
     check_sums(group, loss, model, wanted)
-    found = packed.branch_log_probs(logits, local["labels"]).detach()[0]
-    whole = packed.bound_of(plan).undispatch(found)[: tree.total_seqlen]
-    for one, other in zip(tree.of_samples(whole), wanted_log_probs):
+    found = tree.of_samples(packed.branch_log_probs(logits, local["labels"]), plan)
+    for one, other in zip(found, wanted_log_probs):
         assert (one - other).abs().max() < 1e-9
+    model.zero_grad()
+    whole = -sum(one @ weight_of(weight, len(one)) for one, weight in zip(found, weights))
+    whole.backward()  # a loss that each rank makes of all samples
+    check_sums(group, whole / (1 if group is None else group.size()), model, wanted)
     packed.set_active_cp_group(None)
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,6 @@ from magi_attention.api import calc_attn
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.compat.keys.key import DistAttnRuntimeKey
 from magi_attention.compat.keys.lookup import runtime_of
-from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.plan import BoundPlan
 
 AnyPlan: TypeAlias = "BoundPlan | DistAttnRuntimeKey"
@@ -27,7 +26,7 @@ class _Active:
     """The plan that attention functions of models find if nothing is passed on."""
 
     cp_group: dist.ProcessGroup | None = None
-    spec: AttnMaskSpec | None = None
+    spec: Any = None  # an AttnMaskSpec, which asks for plans itself
     plan: AnyPlan | None = None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind
+from magi_attention.integrations._bound import AnyPlan, bound_of
 
 IGNORED_LABEL = -100
 _HOST = torch.device("cpu")  # whatever torch's default device is
@@ -153,10 +154,17 @@ class PrefixTree:
         weights[rows, branches] = of_token[tokens]
         return weights.to(dtype)
 
-    def of_samples(self, values: torch.Tensor) -> list[torch.Tensor]:
+    def of_samples(self, values: torch.Tensor, plan: AnyPlan | None = None) -> list[torch.Tensor]:
         """values [total_seqlen, branches], such as log-probabilities of labels, by sample: of each
         the values of its second token, third token, ... Gradients come through.
+
+        plan: that of the batch; values [rows, branches] or [1, rows, branches] are then of this
+        rank's rows. Collective: each rank gets all samples. Of a loss that each rank makes of them
+        gradients of ranks add up.
         """
+        if plan is not None:
+            values = bound_of(plan).undispatch(values.reshape(-1, values.shape[-1]))
+            values = values[: self.total_seqlen]
         wanted = (self.total_seqlen, self.branches)
         if tuple(values.shape) != wanted:
             raise ValueError(f"values has shape {list(values.shape)}; allowed: {list(wanted)}")
