@@ -2,9 +2,10 @@
 """Opens every page of a built site in headless Chromium: browser.py SITE [SCREENSHOTS]
 
 In a wide and in a narrow window. Prints a line for each error of the console, failed request,
-request to another host, picture that is not drawn, and page that is wider than its window; exit
-code 1 where there is one, or where one of each kind, planted in a page, is not seen. Needs
-playwright and a Chromium, the system's or one that playwright has installed.
+request to another host, picture that is not drawn, page that is wider than its window, and word of
+search.py whose page is not among the first that the site's search shows; exit code 1 where there is
+one, or where one of each kind, planted in a page, is not seen. Needs playwright and a Chromium, the
+system's or one that playwright has installed.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import threading
 
+import search
 from playwright.sync_api import sync_playwright
 
 WINDOWS = {"wide": {"width": 1280, "height": 900}, "narrow": {"width": 390, "height": 844}}
@@ -29,6 +31,16 @@ LOOK = """() => ({
   missing: [...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src),
   excess: document.documentElement.scrollWidth - document.documentElement.clientWidth,
 })"""
+
+FIRST = 5  # pages of a search that people look at
+TYPE = """word => {
+  const box = document.querySelector(".md-search__input");
+  box.focus();
+  box.value = word;
+  box.dispatchEvent(new Event("keyup", {bubbles: true}));
+}"""
+SAYS = """words => document.querySelector(".md-search-result__meta").innerText.match(words)"""
+LINKS = "links => links.map(link => new URL(link.href).pathname.slice(1))"
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -87,6 +99,31 @@ def faults_of(name, screenshots, address, browser):
     return list(dict.fromkeys(faults))
 
 
+def shown(word, tab):
+    """The first pages that the site's search shows for a word, as paths of the site."""
+    for typed, answer in (("", "Type to start"), (word, "matching")):
+        tab.evaluate(TYPE, typed)
+        tab.wait_for_function(SAYS, arg=answer)
+    links = tab.eval_on_selector_all(".md-search-result__link", LINKS)
+    return list(dict.fromkeys(links))[:FIRST]
+
+
+def unfound(address, browser):
+    """A sentence for each word that people type and whose page the site's search does not show, and
+    for one of no page where it is found.
+    """
+    tab = browser.new_page()
+    tab.goto(address + "index.html", wait_until="load")
+    found = {word: shown(word, tab) for word in search.ANSWERS}
+    faults = [f"search for {word!r} shows {', '.join(found[word])}, not {page}"
+              for word, page in search.ANSWERS.items()
+              if page.removesuffix(".md") + ".html" not in found[word]]  # fmt: skip
+    if shown("qwxyzv", tab):
+        faults.append("planted and not seen: a word of no page")
+    tab.close()
+    return faults
+
+
 def unseen(browser):
     """Kinds of faults that are not seen in a page which has them."""
     with tempfile.TemporaryDirectory() as folder, served(folder) as address:
@@ -103,10 +140,12 @@ def main():
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         names, faults = browse(site, screenshots, address, browser)
         faults += [f"planted and not seen: {kind}" for kind in unseen(browser)]
+        faults += unfound(address, browser)
         version = browser.version
         browser.close()
     print("".join(f"{fault}\n" for fault in faults), file=sys.stderr, end="")
-    print(f"Chromium {version}: {len(names)} pages, {len(faults)} faults")
+    counts = f"{len(names)} pages, {len(search.ANSWERS)} searches, {len(faults)} faults"
+    print(f"Chromium {version}: {counts}")
     return 1 if faults else 0
 
 

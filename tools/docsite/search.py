@@ -2,7 +2,7 @@
 """Whether the site's search finds what people type: words that they use, and the page that answers.
 
 A page is found where each part of what is typed is one of its tokens, as lunr has them with the
-separator of mkdocs.yml.
+separator of mkdocs.yml. browser.py types the words into the built site.
 """
 
 import pathlib
