@@ -46,6 +46,7 @@ std::string plain_name(const std::string& strategy) {
       {"queries", "magi, queries travel"},
       {"heads", "magi, heads shared out"},
       {"mixed", "magi, heads and rows shared out"},
+      {"latents", "magi, latents travel"},
       {"zigzag_ring", "zigzag ring"},
       {"all_gather", "all-gather"},
       {"ulysses", "Ulysses"},
