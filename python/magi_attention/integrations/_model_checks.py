@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from magi_attention.common._arguments import TRY
 from magi_attention.integrations._model_plans import INDEXED_LAYERS, UNATTENDED_LAYERS, config_of
 from magi_attention.integrations._model_recurrent import is_served
 from magi_attention.integrations._model_rows import forwards_of, is_balanced
@@ -77,9 +78,10 @@ def misfit(model: PreTrainedModel, attention: object) -> str | None:
     # Asked each time: models are set to other attention and back, for generation say.
     implementation = getattr(config_of(model), "_attn_implementation", None)
     if ALL_ATTENTION_FUNCTIONS.get(implementation) is not attention:
+        step = f"{TRY}use(model)" if getattr(model, "_supports_attention_backend", False) else ""
         return (
             f"{type(model).__name__} attends through {implementation!r}, which no plan reaches; "
-            "allowed: models that take attn_implementation='magi'"
+            f"allowed: models that take attn_implementation='magi'{step}"
         )
     if model in _fit:
         return None

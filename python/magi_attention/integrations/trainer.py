@@ -241,8 +241,8 @@ class MagiCollator:
         told = bound.local_rows, bound.plan.report.balance, num_documents
         if dist.get_rank() == 0:
             _log.warning(
-                "context parallel over %d of %d ranks: %d rows each, balance %.3f, %d documents in "
-                "the first sequence", ranks, num_processes(), *told,
+                "context parallel over %d of %d ranks: %d rows each, balance %.3f, "
+                "documents in the first sequence: %d", ranks, num_processes(), *told,
             )  # fmt: skip
 
     def _packed(self, samples, lengths: list[int]):

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "base/check.hpp"
@@ -11,6 +12,8 @@
 
 namespace magi {
 namespace {
+
+bool is_device(std::int32_t device) { return device >= 0 && device < device_count(); }
 
 class Sm90Forward final : public DeviceForward {
  public:
@@ -100,7 +103,7 @@ class Sm90Backend final : public AttentionBackend {
   const std::string& name() const override { return name_; }
   const AttentionLimits& limits() const override { return limits_; }
   bool serves(std::int32_t device) const override {
-    return device >= 0 && device_info(device).is_hopper();
+    return is_device(device) && device_info(device).is_hopper();
   }
 
   bool takes_in_flight_keys() const override { return true; }
@@ -152,7 +155,11 @@ const std::shared_ptr<const AttentionBackend>& sm90_backend() {
 
 void refuse_device(std::int32_t device) {
   if (device < 0) throw invalid("q.device", device, "a CUDA ordinal");
-  throw invalid("q.device", device_name(device), "GPUs of compute capability 9.0");
+  if (is_device(device)) {
+    throw invalid("q.device", device_name(device), "GPUs of compute capability 9.0");
+  }
+  throw invalid("q.device", device,
+                "one of the " + std::to_string(device_count()) + " GPUs here, -1 (host memory)");
 }
 
 }  // namespace magi

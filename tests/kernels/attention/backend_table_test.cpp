@@ -23,6 +23,7 @@ TEST(BackendTable, NamesThatAreNotThereAreRefused) {
   EXPECT_EQ(refusal_of("gpu", kCpuDevice).substr(0, 27), "backend is gpu; allowed: cp");
   EXPECT_EQ(refusal_of("cpu", 0), "q.device is 0; allowed: devices that the backend cpu serves");
   EXPECT_EQ(refusal_of("", -7).substr(0, 14), "q.device is -7");
+  EXPECT_EQ(refusal_of("", 4096).substr(0, 27), "q.device is 4096; allowed: ") << "no GPU here";
 }
 
 TEST(BackendTable, OthersAreAddedAndTakenOut) {
