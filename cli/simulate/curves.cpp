@@ -237,8 +237,6 @@ std::string curve_picture(const std::vector<SweepRow>& rows, Curve curve,
   const double legend_end = places.empty() ? kLegendTop : places.back().second;
   const Axes axes(curves, std::max(kLegendTop + kLegendLine, legend_end) + 18.0);
   draw::Svg svg(kLeft + kWidth + 24, axes.bottom() + 54, title, what_of(curve));
-  svg.text(24, 24, title, {.size = 16, .is_bold = true});
-  svg.text(24, 42, what_of(curve), {.size = 12, .colour = draw::kMutedInk});
   if (curves.empty()) {
     svg.text(24, axes.bottom() - kHeight + 20, "nothing is sent", {.size = 12});
   } else {

@@ -166,8 +166,6 @@ std::string mask_picture(const Mask& mask, const Placement* placement, std::stri
   const double width = std::max(legend_x + kLegendWidth, 560.0);
   const double height = kTop + std::max(frame.plot.height + 40, legend_height + 16);
   Svg svg(width, height, title, drawing.summary);
-  svg.text(24, 28, title, {.size = 16, .is_bold = true});
-  svg.text(24, 47, drawing.summary, {.size = 12, .colour = kMutedInk});
   svg.rect(frame.plot, kPaper);
   std::string note = "query rows run downwards";
   if (is_thin(mask, drawing, frame)) {

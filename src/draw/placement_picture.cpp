@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/words.hpp"
+#include "draw/mask_drawing.hpp"
 #include "draw/numbers.hpp"
 #include "draw/pictures.hpp"
 #include "draw/svg.hpp"
@@ -54,14 +55,12 @@ void draw_strip(Svg& svg, const Placement& placement, double y) {
   }
   const TextStyle number{.size = 12, .anchor = Anchor::Middle, .colour = kMutedInk};
   const double scale = kStripWidth / std::max(placement.num_rows, 1);
-  for (const double row : ticks(placement.num_rows, 6, 1.0)) {
+  svg.text(kLeft - 10, y - 9, "row", {.size = 12, .anchor = Anchor::End, .colour = kMutedInk});
+  for (const std::int32_t row : axis_rows({0, placement.num_rows}, 6)) {
     const double x = kLeft + row * scale;
     svg.line({x, y - 5, x, y}, kMutedInk);
-    svg.text(x, y - 9, grouped(static_cast<std::int64_t>(row)), number);
+    svg.text(x, y - 9, grouped(row), number);
   }
-  svg.text(kLeft - 10, y - 9, "row", {.size = 12, .anchor = Anchor::End, .colour = kMutedInk});
-  svg.line({kLeft + kStripWidth, y - 5, kLeft + kStripWidth, y}, kMutedInk);
-  svg.text(kLeft + kStripWidth, y - 9, grouped(placement.num_rows), number);
 }
 
 std::int32_t num_lanes(const Placement& placement) {
@@ -133,8 +132,6 @@ std::string placement_picture(const Plan& plan, std::string_view title) {
     summary += "; the first " + std::to_string(kMostLanes) + " ranks";
   }
   Svg svg(kWidth, height, title, summary);
-  svg.text(24, 28, title, {.size = 16, .is_bold = true});
-  svg.text(24, 47, summary, {.size = 12, .colour = kMutedInk});
   const TextStyle side{.size = 12, .anchor = Anchor::End, .is_bold = true};
   svg.text(kLeft - 10, kTop + 19, has_own_keys ? "queries" : "sequence", side);
   draw_strip(svg, placement, kTop);

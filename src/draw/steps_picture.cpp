@@ -213,8 +213,6 @@ std::string steps_picture(const Plan& plan, std::string_view title) {
   }
   Svg svg(2 * kLeft + std::max(2.0, drawn) * (kColumnWidth + kColumnGap) - kColumnGap, bottom + 36,
           title, summary);
-  svg.text(kLeft, 28, title, {.size = 16, .is_bold = true});
-  svg.text(kLeft, 47, summary, {.size = 12, .colour = kMutedInk});
   for (std::size_t rank = 0; rank < passes[0].rows.size(); ++rank) {
     const double x = kLeft + static_cast<double>(rank) * (kColumnWidth + kColumnGap);
     svg.text(x + kColumnWidth / 2, kTop - 14, "rank " + std::to_string(rank),

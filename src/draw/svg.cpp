@@ -105,6 +105,8 @@ Svg::Svg(double width, double height, std::string_view title, std::string_view d
   body_ += "<title>" + escape_xml(title) + "</title>\n";
   body_ += "<desc>" + escape_xml(description) + "</desc>\n";
   rect({.width = width, .height = height}, "#ffffff");
+  text(24, 28, title, {.size = 16, .is_bold = true});
+  text(24, 47, description, {.size = 12, .colour = kMutedInk});
 }
 
 void Svg::rect(const Box& box, std::string_view fill, std::string_view attributes) {

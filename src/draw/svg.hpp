@@ -31,7 +31,8 @@ struct Line {
 };
 
 /// Collects the elements of one picture. The result stands alone: white ground, no fonts, styles or
-/// scripts from elsewhere, and a <title> and <desc> for readers who cannot see it.
+/// scripts from elsewhere, and a <title> and <desc> for readers who cannot see it. Both stand above
+/// the picture too, down to 50 pixels.
 class Svg {
  public:
   Svg(double width, double height, std::string_view title, std::string_view description);

@@ -180,8 +180,6 @@ std::string timeline_picture(const Plan& plan, std::string_view title) {
                std::to_string(plan.ranks.size()) + " ranks";
   }
   Svg svg(kLeft + kPlotWidth + 48, bottom + 48, title, summary);
-  svg.text(24, 28, title, {.size = 16, .is_bold = true});
-  svg.text(24, 47, summary, {.size = 12, .colour = kMutedInk});
   draw_axis(svg, end, bottom);
   for (std::int32_t rank = 0; rank < static_cast<std::int32_t>(num_drawn); ++rank) {
     const double y = kTop + kLane * rank + 5;

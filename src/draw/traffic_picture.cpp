@@ -183,8 +183,6 @@ std::string traffic_picture(const Plan& plan, std::string_view title) {
            : "") +
       (cells.group > 1 ? "; a cell is of " + std::to_string(cells.group) + " ranks" : "");
   Svg svg(std::max(kLeft + side + 108, 500.0), bars_top + 78, title, summary);
-  svg.text(24, 28, title, {.size = 16, .is_bold = true});
-  svg.text(24, 47, summary, {.size = 12, .colour = kMutedInk});
   draw_cells(svg, cells);
   draw_nodes(svg, cells, plan.config);
   draw_totals(svg, cells);
