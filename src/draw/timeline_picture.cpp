@@ -29,9 +29,8 @@ struct Timeline {
   std::vector<planner::PassTimes> ranks = planner::predict_times(plan, loads, false);
 
   double end_seconds() const {
-    std::int64_t end_ns = 0;
-    for (const planner::PassTimes& times : ranks) end_ns = std::max(end_ns, times.end_ns);
-    return static_cast<double>(end_ns) * 1e-9;
+    const auto last = std::ranges::max_element(ranks, {}, &planner::PassTimes::end_ns);
+    return static_cast<double>(last->end_ns) * 1e-9;
   }
 };
 

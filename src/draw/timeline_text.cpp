@@ -22,12 +22,6 @@ const std::vector<std::string>& colours() {
   return both;
 }
 
-std::int64_t end_of(const std::vector<planner::PassTimes>& ranks) {
-  std::int64_t end_ns = 0;
-  for (const planner::PassTimes& times : ranks) end_ns = std::max(end_ns, times.end_ns);
-  return end_ns;
-}
-
 /// Paints the times of a kind of step in the upper or lower pixels of a line.
 void paint(HalfBlocks& pixels, std::int32_t line, const std::vector<Step>& steps,
            const planner::PassTimes& times, std::int64_t end_ns) {
@@ -67,7 +61,8 @@ std::string key_line(const TerminalStyle& style) {
 std::string timeline_text(const Plan& plan, std::string_view title, const TerminalStyle& style) {
   const planner::PlanLoads loads(plan);
   const std::vector<planner::PassTimes> ranks = planner::predict_times(plan, loads, false);
-  const std::int64_t end_ns = end_of(ranks);
+  const std::int64_t end_ns =
+      std::ranges::max_element(ranks, {}, &planner::PassTimes::end_ns)->end_ns;
   const auto count = std::min(static_cast<std::int32_t>(ranks.size()), kMostRanks);
   HalfBlocks pixels(std::clamp(style.width - kLabelWidth - kShareWidth, 8, kMostColumns),
                     2 * count);
