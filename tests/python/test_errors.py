@@ -163,6 +163,18 @@ def test_keys_of_other_groups(group):
     assert other.cp_group is pair
 
 
+@over(4)
+def test_errors_name_global_ranks(group):
+    """Ranks of a group that is not all processes have other numbers there than in launchers."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    rank = dist.get_rank()
+    key = key_with(pairs[rank // 2])
+    q, kv = (torch.zeros(key._local_shape.rows, heads, 8) for heads in (4, 2))
+    others = r" \(ranks 0, 1 of cp_group are global ranks 2, 3\)" if rank > 1 else ""
+    pattern = f"ranks differ in softmax_scale: rank 0 has [0-9.]+, rank 1 has [0-9.]+{others}$"
+    refuses(lambda: api.calc_attn(q, kv, kv, key, softmax_scale=0.5 + rank), CommError, pattern)
+
+
 @over(2)
 def test_destroyed_groups(group):
     """Whatever communicates says that the group is gone."""
@@ -197,17 +209,17 @@ def test_bad_environment(group):
     key_with(group)
 
 
-@over(2)
+@over(4)
 def test_late_ranks(group):
     """A rank that does not come is named, with the exchange that waits for it."""
-    pair = own_group([0, 1], seconds=1.5)
-    key = key_with(pair)
+    own = own_group([0, 1, 2, 3], seconds=1.5)
+    key = key_with(own)
     x = torch.zeros(key._local_shape.rows, 4, 8)
     api.calc_attn(x, x[:, :2], x[:, :2], key)
-    if dist.get_rank(pair) == 0:
+    if dist.get_rank(own) != 2:
         refuses(
             lambda: api.calc_attn(x, x[:, :2], x[:, :2], key), CommError,
-            "cp_group of rank 0 failed in stage . of .* with rank 1: .*[Tt]ime",
+            "cp_group of rank . failed in stage . of .*, to which rank 2 did not come: .*[Tt]ime",
         )  # fmt: skip
     else:
         time.sleep(2.5)

@@ -436,10 +436,10 @@ class EndsAsTheWaitGivesUp:
 
 
 def test_rows_that_come_as_the_wait_gives_up_are_no_failure():
-    assert ProcessGroupTransport._has_come(None, EndsAsTheWaitGivesUp())
+    assert ProcessGroupTransport._has_come(None, EndsAsTheWaitGivesUp(), 1)
 
 
 def test_work_that_failed_meanwhile_says_why():
     with pytest.raises(RuntimeError, match="connection closed"):
         work = EndsAsTheWaitGivesUp(RuntimeError("connection closed"))
-        ProcessGroupTransport._has_come(None, work)
+        ProcessGroupTransport._has_come(None, work, 1)

@@ -38,10 +38,15 @@ class FirstCalls:
     """
 
     def __init__(
-        self, store: dist.Store, rank: int, num_ranks: int, timeout: datetime.timedelta
+        self,
+        store: dist.Store,
+        rank: int,
+        num_ranks: int,
+        timeout: datetime.timedelta,
+        global_ranks: str = "",
     ) -> None:
         self._store, self._rank, self._num_ranks = PatientStore(store, timeout), rank, num_ranks
-        self._timeout = timeout
+        self._timeout, self._global_ranks = timeout, global_ranks
         store = self._store
         self._group = store.add(f"{_PREFIX}/groups/{rank}", 1)  # the how manieth of this rank's
         self.later = LaterCalls(store, rank, num_ranks)
@@ -65,6 +70,12 @@ class FirstCalls:
         """Collective: CommError on all ranks where they were not given the same, or where one has
         refused; it names the ranks and what differs.
         """
+        try:
+            self._compare(given)
+        except CommError as error:
+            raise naming(error, self._global_ranks) from error
+
+    def _compare(self, given: dict[str, str]) -> None:
         self._num_calls += 1
         self.later.withdraw()
         while True:
@@ -275,6 +286,22 @@ _of_groups: dict[dist.ProcessGroup, FirstCalls] = {}
 caches_groups(_of_groups.clear, lambda group: _of_groups.pop(group, None))
 
 
+def global_ranks_of(group: dist.ProcessGroup) -> str:
+    """ " (ranks 0, 1 of cp_group are global ranks 2, 3)"; "" where they have the same numbers."""
+    ranks = dist.get_process_group_ranks(group)
+    own = list(range(len(ranks)))
+    if ranks == own:
+        return ""
+    of_group, of_all = (", ".join(map(str, each)) for each in (own, ranks))
+    return f" (ranks {of_group} of cp_group are global ranks {of_all})"
+
+
+def naming(error: CommError, global_ranks: str) -> CommError:
+    """The error, whose text names the ranks of a group, with their numbers among all processes."""
+    text = str(error)
+    return error if global_ranks in text else CommError(text + global_ranks, error.code)
+
+
 def first_calls_of(group: dist.ProcessGroup | None) -> FirstCalls | None:
     """Those of a group of several ranks that is alive, else None."""
     if group is None or is_destroyed(group) or dist.get_world_size(group) == 1:
@@ -282,7 +309,8 @@ def first_calls_of(group: dist.ProcessGroup | None) -> FirstCalls | None:
     found = _of_groups.get(group)
     if found is None:
         store, size = _get_process_group_store(group), dist.get_world_size(group)
-        found = FirstCalls(store, dist.get_rank(group), size, _timeout_of(group))
+        rank, timeout = dist.get_rank(group), _timeout_of(group)
+        found = FirstCalls(store, rank, size, timeout, global_ranks_of(group))
         _of_groups[group] = found
     return found
 

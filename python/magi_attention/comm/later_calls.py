@@ -25,6 +25,7 @@ class LaterCalls:
         self._refusals: str | None = None  # where they are; nobody waits before that is known
         self._num_begun = 0
         self._num_refusals, self._num_refusals_before = 0, 0  # since an attention began; until it
+        self._waits: tuple[str | None, int] = None, 0  # transport and exchange last waited for
         self._told: dict[int, tuple[int, int]] = {}  # refusals told of by refusal_before_begin
 
     def agreed(self, name: str) -> None:
@@ -106,6 +107,28 @@ class LaterCalls:
                 continue
             text = f"rank {rank} refused its arguments: {entry['text']}"
             raise CommError(text, CommError.ABORTED)
+
+    def wait(self, transport: str | None, exchange: int) -> None:
+        """Says, once for each, that this rank waits for an exchange, in which rows are late."""
+        if transport is not None and self._waits != (transport, exchange):
+            self._waits = transport, exchange
+            self._store.set(self._wait_key(transport, self._rank), str(exchange))
+
+    def find_absent(self, transport: str | None, exchange: int) -> list[int]:
+        """Those ranks that wait for none so late, where this one waits in vain; of several the
+        ones that are farthest behind, for which others may wait too.
+        """
+        if transport is None or self._waits != (transport, exchange):
+            return []
+        waits = {}
+        for rank in range(self._num_ranks):
+            key = self._wait_key(transport, rank)
+            waits[rank] = int(self._store.get(key)) if self._store.check([key]) else 0
+        least = min(waits.values())
+        return [rank for rank, last in waits.items() if last == least < exchange]
+
+    def _wait_key(self, transport: str, rank: int) -> str:
+        return f"{_PREFIX}/waits/{transport}/{rank}"
 
     def _abort_key(self, transport: str) -> str:
         return f"{_PREFIX}/aborted/{transport}"

@@ -16,7 +16,7 @@ from magi_attention._group_holders import DESTROYED, holds_groups
 from magi_attention._native.library import ends, keep_end
 from magi_attention._native.tensors import bytes_at
 from magi_attention._native.vtable import ByteExchange, counted_ranks
-from magi_attention.comm.first_call import first_calls_of
+from magi_attention.comm.first_call import first_calls_of, global_ranks_of, naming
 from magi_attention.common._arguments import check_kind
 from magi_attention.common._lru import LruCache
 from magi_attention.errors import CommError
@@ -63,6 +63,8 @@ class ProcessGroupTransport:
         self.moves_device_memory = backends.get("cuda") == "nccl"
         self._streams = LruCache(64)  # by address and device
         self._name: str | None = None  # by which its ranks know it at the group's store
+        self._num_started = 0  # exchanges of host memory
+        self._global_ranks = global_ranks_of(group)
         holds_groups(self, "group")
 
     def allgather(self, data: bytes) -> list[bytes]:
@@ -115,9 +117,11 @@ class ProcessGroupTransport:
 
         if is_host:
             work = self._translated(call, exchange)
+            self._num_started += 1
+            number = self._num_started
 
             def wait() -> None:
-                self._translated(lambda: self._wait_for(work), exchange)
+                self._translated(lambda: self._wait_for(work, number), exchange, number)
                 wanted.copy_(received)
                 sent.resize_(0)  # kept until here
 
@@ -126,14 +130,14 @@ class ProcessGroupTransport:
             self._translated(call, exchange)
         return None
 
-    def _wait_for(self, work: dist.Work) -> None:
+    def _wait_for(self, work: dist.Work, number: int) -> None:
         """Waits. What is to end the program waits for the rows too, as the ranks are in step behind
         the call alone; not longer than _GRACE_TIME, and not the second time.
         """
         give_up = time.monotonic() + _GRACE_TIME if ends else None
         while True:
             try:
-                if self._has_come(work):
+                if self._has_come(work, number):
                     return
             except Exception:
                 raise
@@ -146,9 +150,9 @@ class ProcessGroupTransport:
                 self.abort("interrupted")
                 raise CommError(f"rank {self.rank} was interrupted", CommError.ABORTED)
 
-    def _has_come(self, work: dist.Work) -> bool:
-        """Waits for a while, then looks whether another rank compares options, refuses its
-        arguments or has aborted instead of sending.
+    def _has_come(self, work: dist.Work, number: int) -> bool:
+        """Waits for a while, then says so and looks whether another rank compares options, refuses
+        its arguments or has aborted instead of sending.
         """
         try:
             work.wait(_LATE)
@@ -162,6 +166,7 @@ class ProcessGroupTransport:
         if first_calls is None:
             return False
         try:
+            first_calls.later.wait(self._name, number)
             first_calls.join_those_who_compare()
             first_calls.later.check(self._name)
         except CommError as error:
@@ -189,9 +194,9 @@ class ProcessGroupTransport:
             with contextlib.suppress(CommError):  # of a store whose host was stopped
                 first_calls.later.abort(self._name, f"rank {self.rank} aborted: {reason}")
 
-    def _translated(self, call, exchange: ByteExchange | None = None):
+    def _translated(self, call, exchange: ByteExchange | None = None, number: int = 0):
         """The result of a call of torch.distributed; its errors become CommError, which names the
-        exchange.
+        exchange, where it is waited for by its number, and the ranks that it fails by.
         """
         if self._aborted is not None:
             raise CommError(f"rank {self.rank} aborted: {self._aborted}", CommError.ABORTED)
@@ -202,8 +207,8 @@ class ProcessGroupTransport:
             raise CommError(text, CommError.SYSTEM) from error
         try:
             return call()
-        except CommError:
-            raise
+        except CommError as error:
+            raise naming(error, self._global_ranks) from error
         except Exception as error:
             text = str(error)
             code = CommError.SYSTEM
@@ -214,7 +219,10 @@ class ProcessGroupTransport:
             where = "" if exchange is None else f" in {exchange.describe(self.rank)}"
             if code == CommError.PEER_DIED:
                 where += self._ended_ranks()
-            raise CommError(f"cp_group of rank {self.rank} failed{where}: {text}", code) from error
+            elif code == CommError.TIMEOUT and number > 0:
+                where += self._absent_ranks(number)
+            failed = CommError(f"cp_group of rank {self.rank} failed{where}: {text}", code)
+            raise naming(failed, self._global_ranks) from error
 
     def _ended_ranks(self) -> str:
         """ ", as rank 1 has ended", where that is known."""
@@ -224,6 +232,17 @@ class ProcessGroupTransport:
         ended = first_calls.lives.find_ended(list(range(self.num_ranks)))
         have = "have" if len(ended) > 1 else "has"
         return f", as {counted_ranks(ended)} {have} ended" if ended else ""
+
+    def _absent_ranks(self, number: int) -> str:
+        """ ", to which rank 1 did not come", where that is known."""
+        first_calls = first_calls_of(self.group)
+        if first_calls is None:
+            return ""
+        try:
+            absent = first_calls.later.find_absent(self._name, number)
+        except CommError as error:  # of a store whose host was stopped
+            return f", and {error}"
+        return f", to which {counted_ranks(absent)} did not come" if absent else ""
 
 
 def check_device(transport: ProcessGroupTransport, device: torch.device) -> None:
