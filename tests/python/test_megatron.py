@@ -440,6 +440,19 @@ def test_several_ranks_without_a_plan(group):
 
 
 @ON_ALL
+@pytest.mark.parametrize("embedding, rows, batch", [("rope", 32, 1), ("learned_absolute", 31, 2)])
+def test_rows_of_another_stage(group, embedding, rows, batch):
+    """A pipeline that sends the rows of its arguments, where a batch has others."""
+    with on_cpu():
+        cp_group, model = start(2), gpt(config(2), True, embedding)
+        model.pre_process = model.decoder.pre_process = False  # as of a later stage
+        params = ours.prepare_batch(packed_batch(), model, cp_group)["packed_seq_params"]
+        model.set_input_tensor(torch.zeros(rows, batch, 32, dtype=torch.float64))
+        with pytest.raises(ValueError, match=f"{rows} rows of {batch} seq.*: 31 of 1, .*; try: va"):
+            model(None, None, None, packed_seq_params=params)
+
+
+@ON_ALL
 def test_other_batches(group):
     """Ranks that are given batches of one shape and other tokens."""
     with on_cpu():

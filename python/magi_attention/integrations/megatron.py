@@ -145,6 +145,7 @@ class MagiCoreAttention(MegatronModule):
                     f"attn_mask_type is {mask_type.name}, but prepare_batch was called with "
                     f"causal={params.documents.is_causal}; allowed: the same mask"
                 )
+            _check_rows(query if query.dim() == 4 else query.flatten(1), params)
             return params.plan_of(self.window)
         ranks = size_of(self.cp_group) if self.config.context_parallel_size > 1 else 1
         if ranks > 1:
@@ -255,14 +256,42 @@ def _replace_in(spec: Any) -> int:
     return count
 
 
+def _check_rows(found: torch.Tensor, params: MagiPackedSeqParams, ranks: int = 1) -> None:
+    """ValueError unless [rows, batch, ...], over so many tensor parallel ranks, are those of a
+    batch of prepare_batch.
+    """
+    rows, batch = params.position_ids.numel(), found.shape[1] if found.dim() > 2 else 1
+    if found.shape[0] * ranks != rows or batch != 1:
+        raise ValueError(
+            f"a layer got {found.shape[0] * ranks} rows of {batch} sequences; allowed: {rows} of "
+            "1, as prepare_batch made; try: variable_seq_lengths = True of the config, with which "
+            "stages of a pipeline tell each other the shape"
+        )
+
+
 class _DispatchedRotary:
     """Before a rotary embedding of Megatron: tables of the rows that a rank holds."""
 
-    def get_rotary_seq_len(self, *arguments: Any, **keywords: Any) -> int:
-        params = keywords.get("packed_seq_params", arguments[4] if len(arguments) > 4 else None)
-        if isinstance(params, MagiPackedSeqParams):
-            return params.rotary_rows
-        return super().get_rotary_seq_len(*arguments, **keywords)
+    def get_rotary_seq_len(
+        self,
+        inference_context: Any,
+        transformer: Any,
+        transformer_input: Any,
+        transformer_config: Any,
+        packed_seq_params: PackedSeqParams | None = None,
+        **keywords: Any,
+    ) -> int:
+        if isinstance(packed_seq_params, MagiPackedSeqParams):
+            received = getattr(transformer, "input_tensor", None)  # of the stage before
+            if received is not None:
+                is_shared = transformer_config.sequence_parallel
+                ranks = transformer_config.tensor_model_parallel_size if is_shared else 1
+                _check_rows(received, packed_seq_params, ranks)
+            return packed_seq_params.rotary_rows
+        return super().get_rotary_seq_len(
+            inference_context, transformer, transformer_input, transformer_config,
+            packed_seq_params, **keywords,
+        )  # fmt: skip
 
     def forward(self, max_seq_len: int, *arguments: Any, **keywords: Any) -> Any:
         if not isinstance(max_seq_len, RowsAt):
