@@ -191,10 +191,10 @@ def test_compared_on_gpus(group):
         rows, function, width, shift = arguments
 
         def call(rows=rows, function=function, width=width, shift=shift) -> None:
-            rows._begin(function, _OnGpu(width), shift)
+            rows.begin(function, _OnGpu(width), shift)
 
         refuses(call, CommError, "ranks differ in .*" + text)
-    rows._begin("roll", _OnGpu(4), 1)
+    rows.begin("roll", _OnGpu(4), 1)
     first_calls_of(group).compare = None  # not called again
-    rows._begin("roll", _OnGpu(4), 1)
+    rows.begin("roll", _OnGpu(4), 1)
     del first_calls_of(group).compare
