@@ -14,7 +14,10 @@ const std::shared_ptr<const AttentionBackend>& sm90_backend() {
 }
 
 void refuse_device(std::int32_t device) {
-  throw invalid("q.device", device, "-1 (host memory): this library is built without CUDA");
+  throw invalid(
+      "q.device", device,
+      "-1 (host memory): this library is built without CUDA; try: a build where nvcc 13 is "
+      "found");
 }
 
 std::int64_t forward_workspace_bytes(const ForwardArgs& args, std::int64_t /*num_slices*/,

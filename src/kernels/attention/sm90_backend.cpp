@@ -156,7 +156,9 @@ const std::shared_ptr<const AttentionBackend>& sm90_backend() {
 void refuse_device(std::int32_t device) {
   if (device < 0) throw invalid("q.device", device, "a CUDA ordinal");
   if (is_device(device)) {
-    throw invalid("q.device", device_name(device), "GPUs of compute capability 9.0");
+    throw invalid("q.device", device_name(device),
+                  "GPUs of compute capability 9.0; try: a backend of another package, in Python "
+                  "MAGI_ATTENTION_KERNEL_BACKEND=flex");
   }
   throw invalid("q.device", device,
                 "one of the " + std::to_string(device_count()) + " GPUs here, -1 (host memory)");
