@@ -22,16 +22,17 @@ def _line(row: backends.Row, is_chosen: bool) -> str:
 
 def main(arguments: list[str]) -> int:
     """The exit code: the doctor's or memory's, or 1 where the backend that the environment chooses
-    cannot be used, or 2 for other arguments.
+    cannot be used, or 2 for other arguments but --help.
     """
     if arguments[:1] == ["doctor"]:
         return _doctor.main(arguments[1:], __version__)
     if arguments[:1] == ["memory"]:
         return _memory.main(arguments[1:])
     if arguments:
-        usage = "python -m magi_attention [doctor [--json] | memory ...]"
-        print(f"usage: {usage}; seen: {' '.join(arguments)}")
-        return 2
+        is_asked = arguments in (["-h"], ["--help"])
+        usage = "usage: python -m magi_attention [doctor [--json] | memory ...]"
+        print(f"{usage}\n{__doc__}" if is_asked else f"{usage}; seen: {' '.join(arguments)}")
+        return 0 if is_asked else 2
     kernels = ", ".join(build.gpu_architectures()) or "none"
     print(f"magi_attention {__version__}, libmagi {version()}, GPU kernels: {kernels}")
     try:

@@ -47,6 +47,7 @@ def test_the_command_tells_of_the_machine():
 
 def test_other_arguments_are_refused(capsys):
     assert main(["doctor", "--fast"]) == 2 == main(["fly"])
+    assert main(["--help"]) == 0 and "`memory`" in capsys.readouterr().out
     assert main([]) == 0 and "libmagi" in capsys.readouterr().out
 
 
