@@ -240,9 +240,9 @@ def metrics_over_ranks(world, is_shared: bool) -> None:
     collator = MagiCollator(model, groups_of(2), is_same_on_ranks=is_shared)
     with as_torchrun(), tempfile.TemporaryDirectory() as folder:
         given = (folder, collator.model, dataset, collator, count)
-        refuses(
-            lambda: trainer_of(*given), ValueError, "compute_metrics is given rows in the order"
-        )
+        told = "predictions come as rows in the order of ranks"
+        refuses(lambda: trainer_of(*given), ValueError, told)
+        refuses(lambda: trainer_of(*given[:4]).predict(dataset), ValueError, told)
         found = trainer_of(*given, label_names=["shift_labels"]).evaluate()
     assert (found["eval_hits"], found["eval_tokens"]) == (hits, tokens)
     assert abs(found["eval_loss"] - loss / tokens) < 1e-5 * loss / tokens

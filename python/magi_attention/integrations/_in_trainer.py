@@ -40,6 +40,16 @@ def deal_in_trainer(trainer: Trainer) -> None:
     vars(accelerator).update(prepare_data_loader=prepare_dealt)
 
 
+def check_labels(trainer: Trainer) -> None:
+    """ValueError where what is predicted stands over ranks beside labels that are to be shifted."""
+    if num_processes() > 1 and _LABELS not in trainer.label_names:
+        raise ValueError(
+            "predictions come as rows in the order of ranks; allowed: over ranks "
+            'label_names=["shift_labels"] of TrainingArguments, which has for each row what it '
+            "predicts, and metrics that do not shift"
+        )
+
+
 def weigh_losses(trainer: Trainer) -> None:
     """Makes the loss of an evaluation the mean over all its tokens, where the trainer's is one of
     means, of batches or of ranks, and labels of metrics those that label_names names.
@@ -64,6 +74,8 @@ def weigh_losses(trainer: Trainer) -> None:
 
     def prediction_step(model, inputs, *arguments, **options):
         loss, logits, labels = predict(model, inputs, *arguments, **options)
+        if logits is not None:
+            check_labels(trainer)
         if labels is not None and trainer.label_names == [_LABELS]:
             labels = inputs[_LABELS]  # TRL's takes others
         return loss, logits, labels

@@ -36,7 +36,7 @@ from magi_attention.integrations._documents import (
     document_numbers,
     find_documents,
 )
-from magi_attention.integrations._in_trainer import deal_in_trainer, weigh_losses
+from magi_attention.integrations._in_trainer import check_labels, deal_in_trainer, weigh_losses
 from magi_attention.integrations._model_checks import first_position, model_behind
 from magi_attention.integrations._model_plans import plans_of_documents
 from magi_attention.integrations._packed_batch import (
@@ -364,16 +364,8 @@ class MagiCallback(TrainerCallback):
                 )
         deal_in_trainer(trainer)
         weigh_losses(trainer)
-        if (
-            trainer.compute_metrics
-            and args.world_size > 1
-            and "shift_labels" not in trainer.label_names
-        ):
-            raise ValueError(
-                "compute_metrics is given rows in the order of ranks; allowed: over ranks "
-                'label_names=["shift_labels"] of TrainingArguments, which has for each row what it '
-                "predicts, and metrics that do not shift"
-            )
+        if trainer.compute_metrics:
+            check_labels(trainer)
 
     def on_train_begin(self, args, state, control, model=None, **others) -> None:
         """Returns what the class says."""
