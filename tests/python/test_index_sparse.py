@@ -207,6 +207,7 @@ GOOD = {**QKV, "index_sparse_indices": torch.zeros(6, 2, 3, dtype=torch.int32)}
 BAD = [
     ({"index_sparse_indices": [1]}, TypeError, "index_sparse_indices is a list"),
     ({"index_sparse_indices": torch.zeros(6, 2, 3).long()}, TypeError, "dtype is torch.int64"),
+    ({"index_sparse_indices": torch.ones(6, 2, 3).bool()}, TypeError, "int32; try: block_sparse"),
     ({"index_sparse_indices": torch.zeros(6, 3, dtype=torch.int32)}, ValueError, "has shape"),
     ({"index_sparse_indices": torch.zeros(5, 2, 3, dtype=torch.int32)}, ValueError,
      r"has shape \[5, 2, 3\]; allowed: \[6, 2, n\]"),

@@ -205,6 +205,7 @@ def test_masks_of_blocks(sizes, is_causal):
         ((torch.zeros(2, 2), 4, 4, 8, 8), TypeError, "visible is torch.float32"),
         (([True], 4, 4, 8, 8), TypeError, "visible is list"),
         ((torch.zeros(2, 2).bool(), 4, 4, 8, 9), ValueError, r"\[2, 2\]; allowed: \[2, 3\]"),
+        ((torch.zeros(3, 2, 2).bool(), 4, 4, 8, 8), ValueError, r"2\]; try: visible.any\(0\)"),
         ((torch.zeros(2, 2).bool(), 0, 4, 8, 8), ValueError, "q_block_size is 0"),
     ],
 )

@@ -14,7 +14,7 @@ from magi_attention._native.attention import Call, Options, accumulator_dtype
 from magi_attention._native.lists import KeyLists, listed_call
 from magi_attention._native.tensors import as_plain, refuse_tangent
 from magi_attention.backends._table import ensure
-from magi_attention.common._arguments import check_int
+from magi_attention.common._arguments import check_int, trying
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.functional._checks import (
     check_computed_sink,
@@ -158,7 +158,8 @@ def check_lists(
     name: of the argument.
     """
     check_int("sparse_k_block_size", block, 1, _MAX_BLOCK)
-    check_type(name, indices, torch.int32, "an int32 tensor")
+    with trying("block_sparse_attn_func, which takes bool masks of blocks", "torch.bool"):
+        check_type(name, indices, torch.int32, "an int32 tensor")
     if indices.dim() != 3 or tuple(indices.shape[:2]) != shape:
         wanted = ", ".join(map(str, shape))
         raise ValueError(f"{name} has shape {list(indices.shape)}; allowed: [{wanted}, n]")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from magi_attention._native.handles import MaskHandle
-from magi_attention.common._arguments import MAX_ROWS, as_bool, check_int
+from magi_attention.common._arguments import MAX_ROWS, TRY, as_bool, check_int
 from magi_attention.common._block_ranges import Blocks, folded_ranges, runs_of_mask
 from magi_attention.masks._mask import Mask, check_mask, check_told, compact
 
@@ -33,8 +33,10 @@ def from_blocks(
     sizes = rows_q, rows_k, q_block_size, k_block_size
     blocks = Blocks(*sizes, as_bool("is_causal", is_causal))
     if tuple(visible.shape) != (blocks.num_q, blocks.num_k):
+        step = f"{TRY}visible.any(0), as a mask is of all heads" if visible.dim() == 3 else ""
         raise ValueError(
             f"visible has shape {list(visible.shape)}; allowed: [{blocks.num_q}, {blocks.num_k}]"
+            f"{step}"
         )
     runs, _ = runs_of_mask(visible.cpu().unsqueeze(0), None)
     ranges = folded_ranges(runs, blocks, torch.zeros(2, dtype=torch.int64, device="cpu"))
