@@ -262,6 +262,14 @@ def test_parts_of_runs(group, name):
             agrees(group, name, seed)
 
 
+@over(2)
+def test_a_recurrence_without_a_way_back(group):
+    """What `through` gives is differentiated."""
+    with mock.patch.object(_kinds.Delta, "back", recurrent.Recurrence.back):
+        for seed in range(3):
+            agrees(group, "gated_delta_rule", seed)
+
+
 class Mixer(torch.nn.Module):
     """A layer whose inputs but the first are weights, as its parameters are."""
 

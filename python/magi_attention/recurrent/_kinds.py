@@ -25,6 +25,8 @@ class Scalar(Recurrence):
     def through(self, transfer, state):
         return transfer[..., None, None] * state
 
+    back = through
+
 
 class Elementwise(Recurrence):
     """h = exp(log_decay) h + x for every channel, and all h are results: log_decay, x."""
@@ -40,6 +42,8 @@ class Elementwise(Recurrence):
 
     def through(self, transfer, state):
         return transfer * state
+
+    back = through
 
 
 class Delta(Recurrence):
@@ -67,3 +71,6 @@ class Delta(Recurrence):
 
     def through(self, transfer, state):
         return transfer @ state
+
+    def back(self, transfer, gradient):
+        return transfer.mT @ gradient

@@ -5,6 +5,7 @@ run one chunk after the other, and one run alone leaves most of a GPU idle.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 
 import torch
@@ -76,6 +77,47 @@ class Parts:
                 state = state + offsets[part : part + 1]
                 found.append(state)
         return torch.cat(found)
+
+    def starts_back(self, recurrence, factors, of_starts: torch.Tensor) -> torch.Tensor:
+        """The gradients of the states that own runs start from, which are no roots, by those of the
+        states that parts start from, which are none: starts backwards.
+        """
+        if not self.are_cut:
+            return of_starts
+        found = []
+        for run in self._own.others:
+            *parts, last = self._of(run)
+            gradient = of_starts[self._start(last)]
+            for part in parts[::-1]:
+                back = recurrence.back(factors[self._end(part)], gradient)
+                gradient = of_starts[self._start(part)] + back
+            found.append(gradient)
+        return torch.cat(found) if found else of_starts[:0]
+
+    def ends(self, recurrence, factors, of_starts, of_runs: torch.Tensor) -> torch.Tensor:
+        """The gradients of the states at the ends of parts with heirs, by those at the ends of runs
+        with heirs and of the states that parts start from.
+        """
+        if not self.are_cut:
+            return of_runs
+        found = []
+        for run, gradient in zip(self._own.with_heirs, of_runs.split(1)):
+            ends = [gradient]
+            for part in self._of(run)[:0:-1]:
+                back = recurrence.back(factors[self._end(part)], ends[-1])
+                ends.append(of_starts[self._start(part)] + back)
+            found += ends[::-1]
+        return torch.cat(found) if found else of_runs
+
+    def _start(self, part: int) -> slice:
+        """The place of a part among those that are no roots."""
+        at = bisect.bisect_left(self.runs.others, part)
+        return slice(at, at + 1)
+
+    def _end(self, part: int) -> slice:
+        """The place of a part among those with heirs."""
+        at = bisect.bisect_left(self.runs.with_heirs, part)
+        return slice(at, at + 1)
 
 
 def parts_of(own: OwnRuns, rows: int | None) -> Parts:

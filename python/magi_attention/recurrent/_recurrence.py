@@ -17,7 +17,7 @@ from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.functional._exchanged import exchanged
 from magi_attention.plan import BoundPlan
 from magi_attention.recurrent._parts import Parts, parts_of
-from magi_attention.recurrent._table import OwnRuns, RunTable, table_of
+from magi_attention.recurrent._table import OwnRuns, Places, RunTable, table_of
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -75,6 +75,12 @@ class Recurrence:
     def through(self, transfer: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """A H of each run, in operations that torch differentiates."""
         raise NotImplementedError
+
+    def back(self, transfer: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient of H by that of A H of each run. A subclass may have a shorter way."""
+        with torch.enable_grad():
+            state = torch.zeros_like(gradient).requires_grad_()
+            return torch.autograd.grad(self.through(transfer, state), state, gradient)[0]
 
     def zero_state(self, inputs: Tensors, runs: int) -> torch.Tensor:
         """The states [runs, ...] from which documents start."""
@@ -193,6 +199,33 @@ def _starts(
     return torch.cat(levels)
 
 
+def _of_starts(
+    places: Places, recurrence: Recurrence, factors: torch.Tensor, starts: torch.Tensor
+) -> torch.Tensor:
+    """The gradients of the summaries' offsets, in the order of places.summaries, by those of the
+    states that own runs start from, which are no roots: _starts backwards.
+    """
+    found = starts.new_zeros((len(places.summaries), *starts.shape[1:]))
+    _add_rows(found, places.starts_of_others, starts, places.has_branches)
+    end = len(found)
+    for (summaries, parents), (before, _) in zip(places.levels[:0:-1], places.levels[-2::-1]):
+        first = end - len(summaries)
+        back = recurrence.back(factors[summaries], found[first:end])
+        _add_rows(found[first - len(before) : first], parents, back, places.has_branches)
+        end = first
+    return found
+
+
+def _add_rows(
+    target: torch.Tensor, rows: torch.Tensor, added: torch.Tensor, come_again: bool
+) -> None:
+    """Adds to rows, in a fixed order where they come again, which is slower."""
+    if come_again:
+        target.index_put_((rows,), added, accumulate=True)
+    else:
+        target.index_add_(0, rows, added)
+
+
 def _ends(
     table: RunTable,
     recurrence: Recurrence,
@@ -207,25 +240,17 @@ def _ends(
     of_parts, of_runs = factors
     heirs, places = len(table.own_runs.with_heirs), table.places_on(states.device)
     of_parts = of_parts if parts.are_cut else of_runs[:heirs]
-    with torch.enable_grad():  # states are affine in the offsets, whose values do not matter
-        given = states.new_zeros((len(of_parts) + len(of_runs) - heirs, *states.shape[1:]))
-        given = given.requires_grad_()
-        own, others = given.split((len(of_parts), len(of_runs) - heirs))
-        _, whole = parts.whole(recurrence, of_parts, own)
-        starts = _starts(table, recurrence, of_runs, torch.cat((whole, others)))[places.starts]
-        starts = parts.starts(recurrence, of_parts, own, starts)
-        starts = starts[parts.runs.others_on(starts.device)]
-    found = torch.zeros_like(given)
-    if parts.runs.others:
-        options = dict(retain_graph=True, materialize_grads=True)
-        of_starts = call.of_starts().to(starts.dtype)
-        (found,) = torch.autograd.grad(starts, given, of_starts, **options)
-    back = table.summaries.move(SUM, found[len(of_parts) :].flatten(1), heirs).view_as(whole)
-    if heirs:
-        (of_whole,) = torch.autograd.grad(whole, given, back, materialize_grads=True)
-        found = found + of_whole
+    found = states.new_zeros((len(of_runs), *states.shape[1:]))
+    of_starts = call.of_starts().to(states.dtype) if parts.runs.others else states[:0]
+    if table.own_runs.others:
+        starts = parts.starts_back(recurrence, of_parts, of_starts)
+        offsets = _of_starts(places, recurrence, of_runs, starts)
+        found.index_copy_(0, places.summaries, offsets)
+    own, others = found.split((heirs, len(found) - heirs))
+    back = table.summaries.move(SUM, others.flatten(1), heirs).view_as(own)
+    ends = parts.ends(recurrence, of_parts, of_starts, own + back)
     at = parts.runs.with_heirs_on(states.device)
-    return torch.zeros_like(states).index_copy_(0, at, found[: len(of_parts)])
+    return torch.zeros_like(states).index_copy_(0, at, ends)
 
 
 def _batches(pieces, runs: list[int]):

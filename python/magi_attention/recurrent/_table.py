@@ -23,14 +23,17 @@ class Places(NamedTuple):
     """The places where states are made, on one device.
 
     levels: runs of one depth, whose parents are runs of the level before: the places of their
-    summaries among own and fetched ones, and those of their parents in the level before; starts:
-    for each own run the place of the state it starts from, in all levels and a last row of zeros;
-    starts_of_others: the same for own runs that are no roots.
+    summaries among own and fetched ones, and those of their parents in the level before; summaries:
+    those of all levels; starts: for each own run the place of the state it starts from, in all
+    levels and a last row of zeros; starts_of_others: the same for own runs that are no roots;
+    has_branches: whether several runs start from one state.
     """
 
     levels: list[tuple[torch.Tensor, torch.Tensor]]
+    summaries: torch.Tensor
     starts: torch.Tensor
     starts_of_others: torch.Tensor
+    has_branches: bool
 
 
 class Halo(NamedTuple):
@@ -197,14 +200,19 @@ class RunTable:
         parents = [self._parents[run] for run in self.own]
         starts = [state_of.get(parent, len(state_of)) for parent in parents]
         starts += [len(state_of)] * (len(self.own_runs) - len(starts))  # the padding's
-        return Places(levels, _host(starts), _host([starts[run] for run in self.own_runs.others]))
+        of_others = [starts[run] for run in self.own_runs.others]
+        summaries = _host([place[run] for runs in members for run in runs])
+        heirs = [parent for parent in self._parents if parent != _NONE]
+        has_branches = len(set(heirs)) < len(heirs)
+        return Places(levels, summaries, _host(starts), _host(of_others), has_branches)
 
     def places_on(self, device: torch.device) -> Places:
         """The places where states are made, on a device."""
         if device not in self._places_on:
-            levels, *starts = self._places
+            levels, *others, has_branches = self._places
             levels = [(a.to(device), b.to(device)) for a, b in levels]
-            self._places_on[device] = Places(levels, *(x.to(device) for x in starts))
+            others = [x.to(device) for x in others]
+            self._places_on[device] = Places(levels, *others, has_branches)
         return self._places_on[device]
 
     def halo(self, width: int, device: torch.device) -> Halo:
