@@ -290,6 +290,8 @@ class TestRefusals:
     def test_models_and_arguments(self):
         with pytest.raises(ValueError, match=r"attends through 'sdpa'.*; try: use\(model\)"):
             MagiCollator(models.model("llama", "sdpa"))
+        with pytest.raises(TypeError, match="collator is a LlamaForCausalLM; allowed: a MagiColl"):
+            MagiCallback(models.model("llama", "sdpa"))
         needs("accelerate")
         from accelerate import ParallelismConfig
 

@@ -25,7 +25,7 @@ from transformers import Trainer, TrainerCallback
 
 from magi_attention._native.tensors import as_tensor
 from magi_attention.comm.group import num_processes, refuse_lone_process, size_of
-from magi_attention.common._arguments import as_bool, check_int
+from magi_attention.common._arguments import as_bool, check_int, check_kind
 from magi_attention.config import DistAttnConfig
 from magi_attention.integrations._bound import AnyPlan, bound_of
 from magi_attention.integrations._dealing import deal, group_of_neighbours
@@ -337,6 +337,7 @@ class MagiCallback(TrainerCallback):
     """
 
     def __init__(self, collator: MagiCollator | None = None) -> None:
+        check_kind("collator", collator, (MagiCollator, type(None)), "a MagiCollator, None")
         self._collator = collator
 
     def on_init_end(self, args, state, control, **others) -> None:
