@@ -28,8 +28,9 @@ struct Ratio {
 struct SchedulePolicy {
   /// A list is uneven if its cost, were every k tile as long as the longest of its component, is
   /// more than so many times the true cost: a causal mask gives 2, a full one 1. Then the CTAs are
-  /// all over the rows, and what an item walks should be little enough to stay in the cache.
-  Ratio uneven_cost{3, 2};
+  /// all over the rows, and what an item walks should be little enough to stay in the cache. The
+  /// middle rows of a causal mask give just 3/2.
+  Ratio uneven_cost{4, 3};
   /// The same bound where there are several components and additions have no order: their CTAs are
   /// apart from the start.
   Ratio uneven_apart_cost{5, 4};
