@@ -78,6 +78,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="default 8; 4 from 128k tokens on")
     parser.add_argument("--vocabulary", type=int, help="default 4096, small; 128256 is Llama's")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--exchange-bytes", type=int, help="max_exchange_bytes of ours")
     parser.add_argument("--trace", action="store_true", help="one more step of each, profiled")
     parser.add_argument("--out", type=pathlib.Path, help="JSON, a cell for each case")
     parser.add_argument("--rows", type=pathlib.Path, help="figures for tools/record to write")
@@ -218,8 +219,9 @@ def compare(bench: Bench, data, layers: int) -> tuple[dict, dict, dict]:
             before = bench.used_gib()[1]
             try:
                 if name not in sides:
-                    sides[name] = MAKERS[name](data, bench.shape, bench.group)
-                bench.model.policy.choose(policy)
+                    bound = {"exchange_bytes": bench.given.exchange_bytes} if name == "ours" else {}
+                    sides[name] = MAKERS[name](data, bench.shape, bench.group, **bound)
+                bench.model.policy.choose(policy, sides[name])
                 loss, norm = bench.loss_and_norm(sides[name])
             except Exception as caught:  # a peer's; what is ours fails the run
                 error = repr(caught)[:400]
@@ -259,7 +261,7 @@ def steps(bench: Bench, case: str) -> dict:
     for number in range(1 + bench.given.rounds):
         for label in draw.sample(list(known), len(known)):
             name, policy = label.split(".")
-            bench.model.policy.choose(policy)
+            bench.model.policy.choose(policy, sides[name])
             bench.used_gib()
             spent = bench.seconds(lambda side=sides[name]: bench.step(side))
             peaks[label] = max(peaks[label], bench.used_gib()[0])
@@ -273,7 +275,7 @@ def steps(bench: Bench, case: str) -> dict:
         of_rank = tokens if side.is_alone else tokens / bench.size
         found["tokens_per_second"] = of_rank / statistics.median(times[label])
         if bench.given.trace:
-            bench.model.policy.choose(label.split(".")[1])
+            bench.model.policy.choose(label.split(".")[1], side)
             found["parts_ms"] = parts_of_step(bench, side)
         parts = "  ".join(f"{k} {v:.0f}" for k, v in found.get("parts_ms", {}).items())
         bench.say(f"  {label:18} {found['tokens_per_second']:10,.0f} tokens/s a GPU, peak "

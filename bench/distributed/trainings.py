@@ -26,13 +26,14 @@ from torch.utils.checkpoint import (
 from distributed.baselines import Ulysses
 from magi_attention import masks
 from magi_attention.backends._table import is_usable
+from magi_attention.config import DistAttnConfig
 from magi_attention.plan import Plan
 from magi_attention.training import (
-    ATTENTION_OPS,
     Offload,
     attend_by_groups,
     loss_over_rows,
     over_rows,
+    save_attention,
 )
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "examples" / "llama_cp"))
@@ -89,11 +90,14 @@ def sdpa(q, k, v, **options) -> torch.Tensor:
     return out[0].transpose(0, 1)
 
 
-def plan_of(data: Data, ranks: int, heads: int, kv_heads: int, dim: int) -> Plan:
+def plan_of(
+    data: Data, ranks: int, heads: int, kv_heads: int, dim: int, exchange_bytes: int | None = None
+) -> Plan:
     """A plan of the documents."""
     return Plan.from_mask(
         masks.from_cu_seqlens(data.bounds), cp_size=ranks, num_heads_q=heads,
         num_heads_kv=kv_heads, head_dim=dim,
+        config=DistAttnConfig(max_exchange_bytes=exchange_bytes),
     )  # fmt: skip
 
 
@@ -101,6 +105,7 @@ class Side:
     """Rows of this rank under one way to share. is_alone: whether each rank has a sequence."""
 
     is_alone = False
+    save = staticmethod(save_attention)  # the contexts of checkpoints that keep attention
 
     def __init__(self, data: Data, shape: Shape, group: dist.ProcessGroup) -> None:
         self.data, self.shape, self.group = data, shape, group
@@ -120,10 +125,13 @@ class Side:
 
 
 class Ours(Side):
-    """A plan of the documents."""
+    """A plan of the documents; exchange_bytes: a bound on its exchange memory."""
 
-    def __init__(self, data: Data, shape: Shape, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, data: Data, shape: Shape, group: dist.ProcessGroup, exchange_bytes: int | None = None
+    ) -> None:
         super().__init__(data, shape, group)
+        self._exchange_bytes = exchange_bytes
         self.bound = self.bind(shape.heads, shape.kv_heads)
         self.dispatch(data)
 
@@ -137,7 +145,8 @@ class Ours(Side):
     def bind(self, heads: int, kv_heads: int):
         """The plan for so many heads."""
         size = 1 if self.is_alone else dist.get_world_size(self.group)
-        plan = plan_of(self.data, size, heads, kv_heads, self.shape.head_dim)
+        sizes = size, heads, kv_heads, self.shape.head_dim
+        plan = plan_of(self.data, *sizes, exchange_bytes=self._exchange_bytes)
         return plan.bind(None if self.is_alone else self.group)
 
     def attend(self, q, k, v) -> torch.Tensor:
@@ -199,6 +208,8 @@ class UlyssesSide(Side):
 class TorchCp(Side):
     """torch.distributed.tensor.experimental.context_parallel, which knows of one sequence."""
 
+    save = staticmethod(functools.partial(create_selective_checkpoint_contexts, SDPA_OPS))
+
     def __init__(self, data: Data, shape: Shape, group: dist.ProcessGroup) -> None:
         super().__init__(data, shape, group)
         if len(data.lengths) > 1 or not data.ids.is_cuda:
@@ -248,13 +259,10 @@ class Policy:
     def __init__(self) -> None:
         self.choose("whole")
 
-    def choose(self, name: str) -> None:
-        saved = functools.partial(
-            create_selective_checkpoint_contexts,
-            [*ATTENTION_OPS, *SDPA_OPS],
-        )
+    def choose(self, name: str, side: Side | None = None) -> None:
         self.host = Offload() if name == "offloaded" else contextlib.nullcontext()
-        self.context_fn = {"whole": noop_context_fn, "saved": saved}.get(name)
+        save = save_attention if side is None else side.save
+        self.context_fn = {"whole": noop_context_fn, "saved": save}.get(name)
         if name == "offloaded":
             self.context_fn = self.host.save_attention
 
@@ -303,35 +311,36 @@ class InParts(nn.Module):
         super().__init__()
         self.layer, self.rows = layer, rows
 
-    def forward(self, x, positions, attend):
+    def forward(self, x, turns, attend):
         def rest(x, attended):
             x = x + attended
             return x + self.layer.mlp(self.layer.post_attention_layernorm(x))
 
-        return self._over(rest, x, self._attended(x, positions, *attend))
+        return self._over(rest, x, self._attended(x, turns, *attend))
 
     def _over(self, function, *tensors):
         return over_rows(function, *tensors, rows=self.rows) if self.rows else function(*tensors)
 
-    def _attended(self, x, positions, bound, groups: int):
+    def _attended(self, x, turns, bound, groups: int):
         layer, of = self.layer, self.layer.self_attn
-        dim, theta = of.shape.head_dim, of.shape.rope_theta
         if groups == 1:
-            return of(layer.input_layernorm(x), positions, lambda *qkv: bound.calc_attn(*qkv)[0])
+            return of(layer.input_layernorm(x), turns, lambda *qkv: bound.calc_attn(*qkv)[0])
 
         def project(x, group: int):
-            def rows(x, positions):
+            def rows(x, turns):
                 x = layer.input_layernorm(x)
                 q, k, v = (
-                    functional.linear(x, p.weight.chunk(groups)[group]).unflatten(1, (-1, dim))
+                    functional.linear(x, p.weight.chunk(groups)[group]).unflatten(
+                        1, (-1, of.shape.head_dim)
+                    )
                     for p in (of.q_proj, of.k_proj, of.v_proj)
                 )
-                turned = (rotate(t, positions, theta) for t in (q, k))
+                turned = (rotate(t, turns) for t in (q, k))
                 return torch.cat((*turned, v), 1)
 
             kv_heads = of.shape.kv_heads // groups
             heads = (of.shape.heads // groups, kv_heads, kv_heads)
-            return self._over(rows, x, positions).split(heads, 1)
+            return self._over(rows, x, turns).split(heads, 1)
 
         def finish(out, group: int):
             return functional.linear(out.flatten(1), of.o_proj.weight.chunk(groups, 1)[group])

@@ -41,13 +41,18 @@ class RmsNorm(nn.Module):
         return nn.functional.rms_norm(x, (x.shape[-1],), self.weight, self.epsilon)
 
 
-def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
-    """Rotary position embedding of x [rows, heads, dim]."""
-    half = x.shape[-1] // 2
-    frequencies = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    angles = positions[:, None].float() * frequencies
-    cos, sin = (part.to(x.dtype).unsqueeze(1) for part in (angles.cos(), angles.sin()))
-    first, second = x.split(half, -1)
+def turns_of(positions: torch.Tensor, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+    """Rotary position embeddings, for all layers: [rows, 2, head_dim / 2], cosines and sines."""
+    half = shape.head_dim // 2
+    exponents = torch.arange(half, device=positions.device, dtype=torch.float32) / half
+    angles = positions[:, None].float() * shape.rope_theta**-exponents
+    return torch.stack((angles.cos(), angles.sin()), 1).to(dtype)
+
+
+def rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """x [rows, heads, dim] with its rotary position embedding."""
+    cos, sin = turns.unsqueeze(1).unbind(2)
+    first, second = x.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
@@ -61,12 +66,12 @@ class SelfAttention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden, kv_width, bias=False)
         self.o_proj = nn.Linear(shape.hidden, shape.hidden, bias=False)
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
-        dim, theta = self.shape.head_dim, self.shape.rope_theta
+    def forward(self, x: torch.Tensor, turns: torch.Tensor, attend: Attention) -> torch.Tensor:
         q, k, v = (
-            proj(x).unflatten(1, (-1, dim)) for proj in (self.q_proj, self.k_proj, self.v_proj)
+            proj(x).unflatten(1, (-1, self.shape.head_dim))
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        out = attend(rotate(q, positions, theta), rotate(k, positions, theta), v)
+        out = attend(rotate(q, turns), rotate(k, turns), v)
         return self.o_proj(out.flatten(1))
 
 
@@ -89,22 +94,24 @@ class Layer(nn.Module):
         self.input_layernorm = RmsNorm(shape)
         self.post_attention_layernorm = RmsNorm(shape)
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), positions, attend)
+    def forward(self, x: torch.Tensor, turns: torch.Tensor, attend: Attention) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), turns, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Backbone(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
+        self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = RmsNorm(shape)
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attention):
         x = self.embed_tokens(ids)
+        turns = turns_of(positions, self.shape, x.dtype)
         for layer in self.layers:
-            x = layer(x, positions, attend)
+            x = layer(x, turns, attend)
         return self.norm(x)
 
 
