@@ -75,14 +75,15 @@ def attention(
     -inf. Devices, types and kernels are those of flex_flash_attn_func. ValueError or TypeError
     names an argument that does not fit.
     """
-    for name, tensor in (("q", q), ("k", k)):
-        check_kind(name, tensor, torch.Tensor, "a tensor")
+    for argument, tensor in (("q", q), ("k", k)):
+        check_kind(argument, tensor, torch.Tensor, "a tensor")
     with_lse = as_bool("return_lse", return_lse)
+    name = mask
     if not isinstance(mask, str):
         with trying("masks.from_matrix(mask)"):
             check_kind("mask", mask, Mask, "a Mask of magi_attention.masks, 'full' or 'causal'")
-        mask = mask.name
-    ranges = _ranges_of(mask, len(q), len(k))
+        name = mask.name  # which names a mask while someone has it, here the caller or `mask`
+    ranges = _ranges_of(name, len(q), len(k))
     out, meta = flex_flash_attn_func(
         q, k, v, *ranges, sink=sink, sink_layout=layout_of(sink), softmax_scale=softmax_scale,
         softcap=softcap, deterministic=deterministic,

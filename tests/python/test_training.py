@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy, linear
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from magi_attention import attention, masks
@@ -168,6 +169,33 @@ def test_kept_attention_on_one_device():
             (found,) = torch.autograd.grad(out.square().sum(), x)
         assert counted.found[0] == 1
         check_equal([found], [wanted])
+
+
+def test_changed_results_are_refused():
+    x = torch.randn(12, 4, 8, dtype=torch.float64, requires_grad=True)
+    mask = masks.from_cu_seqlens([0, 5, 12])
+
+    def changing(y):
+        out = attention(y, y, y, mask)
+        return out.mul_(2).sin()
+
+    out = checkpoint(changing, x, use_reentrant=False, context_fn=save_attention)
+    with pytest.raises(RuntimeError, match=r"shape \[12, 4, 8\].* was changed in place; allowed: "):
+        out.sum().backward()
+
+
+def test_kept_attention_leaves_operators_alone():
+    """No mode of torch sees those of a layer, which takes time for each."""
+    x = torch.randn(12, 4, 8, dtype=torch.float64, requires_grad=True)
+    modes = []
+
+    def layer(y):
+        modes.append(len(_get_current_dispatch_mode_stack()))
+        return attention(y, y, y, masks.from_cu_seqlens([0, 12]))  # a mask that nobody else has
+
+    for context_fn in (save_attention, Offload().save_attention):
+        checkpoint(layer, x, use_reentrant=False, context_fn=context_fn).sum().backward()
+    assert modes == [0] * 4
 
 
 @over(1, 2)

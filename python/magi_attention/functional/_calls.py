@@ -23,6 +23,7 @@ from magi_attention._native.tensors import (
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common._lru import LruCache
 from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.functional._kept import kept
 
 # A call holds about 2 KB. A model has a few kinds (layers, types, forward and recomputation) times
 # the lengths of its batches, for each mask or plan; the library keeps as many schedules of a mask.
@@ -104,7 +105,7 @@ def run(q, k, v, sink, call, sink_reducer) -> tuple[torch.Tensor, AttnForwardMet
     the gradient of a shared sink over ranks, or None.
     """
     if not torch.is_grad_enabled():
-        out, lse, max_logits = call.forward(q, k, v, sink)
+        out, lse, max_logits = kept(call.forward, q, k, v, sink)
     elif sink is None and not call.with_max_logits:
         out, lse = _attend(q, k, v, call)
         max_logits = None
@@ -118,7 +119,7 @@ class EagerAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, call):
-        out, lse, _ = call.forward(q, k, v, None)
+        out, lse, _ = kept(call.forward, q, k, v, None)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call = call
@@ -141,7 +142,7 @@ class EagerSinkAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, sink, call, sink_reducer):
-        out, lse, max_logits = call.forward(q, k, v, sink)
+        out, lse, max_logits = kept(call.forward, q, k, v, sink)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, sink)
         ctx.call, ctx.sink_reducer = call, sink_reducer

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from magi_attention._native.tensors import is_intercepted
+from magi_attention.functional._kept import kept
 from magi_attention.functional._operators import UNCAPTURED, define
 
 Exchange = Callable[[], list[torch.Tensor]]
@@ -35,10 +36,10 @@ def exchanged(x: torch.Tensor, exchange: Exchange) -> list[torch.Tensor]:
     them: a checkpoint that keeps its results does not call it again.
     """
     if not is_intercepted():
-        return exchange()
+        return kept(exchange)
     number = next(_numbers)
     _exchanges[number] = exchange
     try:
-        return exchanged_op(x, number)
+        return kept(exchanged_op, x, number)
     finally:
         del _exchanges[number]

@@ -26,6 +26,7 @@ from magi_attention.functional._checks import (
     check_sm_margin,
     check_type,
 )
+from magi_attention.functional._kept import kept
 from magi_attention.functional._slices import RangesInvocation, host_call, mask_of
 
 NAMESPACE = "magi_attention"
@@ -258,8 +259,8 @@ class ListedAttention(torch.autograd.Function):
     def forward(ctx, q, k, v, indices, sink, symbol, cap_symbol, block, options, refuse):
         symbols = symbol, cap_symbol
         *options, deterministic = options
-        out, lse, max_logits, word = listed_forward_op(
-            q, k, v, indices, sink, block, *options, *symbols
+        out, lse, max_logits, word = kept(
+            listed_forward_op, q, k, v, indices, sink, block, *options, *symbols
         )
         ctx.save_for_backward(q, k, v, out, lse, indices, sink, *symbols)
         scale, softcap, layout, _, sm_margin = options

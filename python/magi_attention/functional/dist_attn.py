@@ -19,6 +19,7 @@ from magi_attention.functional._checks import (
     check_results,
     check_sink,
 )
+from magi_attention.functional._kept import kept
 from magi_attention.functional._operators import (
     UNCAPTURED,
     backward,
@@ -125,7 +126,7 @@ class DistAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, sink, scale_symbol, softcap_symbol, options):
         symbols = scale_symbol, softcap_symbol
-        out, lse, max_logits = dist_forward_op(q, k, v, sink, *options, *symbols)
+        out, lse, max_logits = kept(dist_forward_op, q, k, v, sink, *options, *symbols)
         ctx.save_for_backward(q, k, v, out, lse, sink, *symbols)
         ctx.params = options[:-1]
         if not torch.compiler.is_compiling():

@@ -21,6 +21,7 @@ from magi_attention.functional._checks import (
     check_sink,
     check_sm_margin,
 )
+from magi_attention.functional._kept import kept
 from magi_attention.functional._operators import (
     distinct,
     flex_backward_op,
@@ -65,7 +66,7 @@ class _FlexAttention(torch.autograd.Function):
         symbols = symbol, cap_symbol
         tensors = q, k, v, q_ranges, k_ranges, types, sink
         fixed, ctx.backend = other
-        out, lse, max_logits = flex_forward_op(*tensors, *options, *symbols, ctx.backend)
+        out, lse, max_logits = kept(flex_forward_op, *tensors, *options, *symbols, ctx.backend)
         ctx.save_for_backward(q, k, v, out, lse, q_ranges, k_ranges, types, sink, *symbols)
         scale, softcap, layout, _, sm_margin = options
         ctx.params = (scale, softcap, layout, sm_margin, fixed)

@@ -18,6 +18,7 @@ from magi_attention.common._arguments import check_int, check_kind
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional._calls import CallCache, calls_of
 from magi_attention.functional._checks import check_params, check_qkv, check_shape
+from magi_attention.functional._kept import kept
 from magi_attention.functional._operators import NAMESPACE, define
 from magi_attention.functional._rank_attention import RankAttention
 from magi_attention.functional._slices import runner_under
@@ -164,7 +165,8 @@ class _Latents(torch.autograd.Function):
     def forward(ctx, q, own, weight, latents: LatentAttention, shape, options: Options, call: int):
         (rows,) = latents.needed.fetched((own,), call)
         numbers = options.scale, options.softcap
-        out, lse = latent_forward_op(q, rows, weight, latents.number, list(shape), *numbers)
+        given = q, rows, weight, latents.number, list(shape), *numbers
+        out, lse = kept(latent_forward_op, *given)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, rows, weight, out, lse)
         ctx.given = latents, shape, options, call

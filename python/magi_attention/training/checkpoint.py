@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+import torch
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+from magi_attention._native.tensors import is_intercepted
 from magi_attention.functional._exchanged import exchanged_op
+from magi_attention.functional._kept import Keeping, keeping_around
 from magi_attention.functional._operators import flex_forward_op, listed_forward_op
 from magi_attention.functional.dist_attn import dist_forward_op
 from magi_attention.functional.latent_attn import latent_forward_op
@@ -24,12 +26,19 @@ ATTENTION_OPS = (
 )  # fmt: skip
 
 
-class Keeping(TorchDispatchMode):
-    """A mode that keeps attention off the device, for checkpoints inside of its own, too."""
+def _versioned(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return tensor, tensor._version
 
-    def contexts_inside(self) -> tuple[Any, Any]:
-        """Those of a checkpoint inside."""
-        raise NotImplementedError
+
+def _unchanged(found: tuple[torch.Tensor, int]) -> torch.Tensor:
+    """RuntimeError where an operation in place has changed what recomputation is to be given."""
+    tensor, version = found
+    if tensor._version != version:
+        raise RuntimeError(
+            f"a result of attention of shape {list(tensor.shape)}, which a checkpoint keeps, was "
+            "changed in place; allowed: operations that give a new tensor"
+        )
+    return tensor
 
 
 def save_attention() -> tuple[Any, Any]:
@@ -39,10 +48,12 @@ def save_attention() -> tuple[Any, Any]:
     and dispatch, undispatch and roll run again. To keep results of other operators as well, give
     ATTENTION_OPS and these to torch's create_selective_checkpoint_contexts.
     """
-    for mode in _get_current_dispatch_mode_stack():
-        if isinstance(mode, Keeping):
-            return mode.contexts_inside()
-    return create_selective_checkpoint_contexts([*ATTENTION_OPS])
+    if is_intercepted():  # a compiler knows torch's own contexts
+        return create_selective_checkpoint_contexts([*ATTENTION_OPS])
+    around = keeping_around()
+    return (
+        Keeping(_versioned, _unchanged).contexts() if around is None else around.contexts_inside()
+    )
 
 
 def keeping_attention(

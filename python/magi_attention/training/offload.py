@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from magi_attention.common._arguments import check_int
-from magi_attention.training.checkpoint import ATTENTION_OPS, Keeping
+from magi_attention.functional._kept import Keeping
 
 
 class Offload:
@@ -62,8 +61,7 @@ class Offload:
     def save_attention(self) -> tuple[Any, Any]:
         """A context_fn that keeps attention, in host memory."""
         self._begin_layer()
-        keeping = _Keeping(self)
-        return keeping, _Giving(keeping)
+        return Keeping(self._pack, self._unpack).contexts()
 
     def _begin_layer(self) -> None:
         self._has_layers = True
@@ -196,40 +194,3 @@ class _Stored:
 
     def __del__(self) -> None:
         self.leave()
-
-
-class _Keeping(Keeping):
-    """Moves what attention gives to the host, for _Giving."""
-
-    def __init__(self, offload: Offload) -> None:
-        super().__init__()
-        self.offload = offload
-        self.kept: list[list[torch.Tensor | _Stored]] = []
-
-    def contexts_inside(self) -> tuple[Any, Any]:
-        return contextlib.nullcontext(), _Giving(self, len(self.kept))
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        results = func(*args, **(kwargs or {}))
-        if func in ATTENTION_OPS:
-            self.kept.append([self.offload._pack(result.detach()) for result in results])
-        return results
-
-
-class _Giving(TorchDispatchMode):
-    """Gives what attention gave before, from the call of this number on."""
-
-    def __init__(self, keeping: _Keeping, first: int = 0) -> None:
-        super().__init__()
-        self._keeping, self._first, self._next = keeping, first, first
-
-    def __enter__(self) -> _Giving:
-        self._next = self._first  # a graph that is retained is recomputed again
-        return super().__enter__()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func not in ATTENTION_OPS:
-            return func(*args, **(kwargs or {}))
-        packed = self._keeping.kept[self._next]
-        self._next += 1
-        return tuple(self._keeping.offload._unpack(one).detach() for one in packed)
