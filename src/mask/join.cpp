@@ -16,13 +16,16 @@ bool is_below(const BandSlice& slice, const BandSlice& next) {
          is_without_bounds(slice) && is_without_bounds(next);
 }
 
-auto order(const BandSlice& s) { return std::tie(s.q0, s.k0, s.q1, s.k1, s.d_min, s.d_max); }
-auto order_by_queries(const BandSlice& s) {
+// Objects, as calls of functions by address would not be inlined into the sorts.
+constexpr auto kInOrder = [](const BandSlice& s) {
+  return std::tie(s.q0, s.k0, s.q1, s.k1, s.d_min, s.d_max);
+};
+constexpr auto kByQueries = [](const BandSlice& s) {
   return std::tie(s.q0, s.q1, s.k0, s.k1, s.d_min, s.d_max);
-}
-auto order_by_keys(const BandSlice& s) {
+};
+constexpr auto kByKeys = [](const BandSlice& s) {
   return std::tie(s.k0, s.k1, s.q0, s.q1, s.d_min, s.d_max);
-}
+};
 
 template <typename Order>
 void sort_by(std::vector<BandSlice>& slices, const Order& order_of) {
@@ -54,7 +57,7 @@ bool is_continued_by(const BandSlice& slice, const BandSlice& next) {
 }
 
 void join_neighbours(std::vector<BandSlice>& slices) {
-  sort_by(slices, order_by_queries);
+  sort_by(slices, kByQueries);
   join_runs(slices, [](BandSlice& slice, const BandSlice& next) {
     if (!is_continued_by(slice, next)) return false;
     slice.k1 = next.k1;
@@ -62,14 +65,14 @@ void join_neighbours(std::vector<BandSlice>& slices) {
     return true;
   });
   if (std::ranges::count_if(slices, is_without_bounds) > 1) {
-    sort_by(slices, order_by_keys);
+    sort_by(slices, kByKeys);
     join_runs(slices, [](BandSlice& slice, const BandSlice& next) {
       if (!is_below(slice, next)) return false;
       slice.q1 = next.q1;
       return true;
     });
   }
-  sort_by(slices, order);
+  sort_by(slices, kInOrder);
 }
 
 }  // namespace magi
