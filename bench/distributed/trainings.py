@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import pathlib
 import sys
 from typing import NamedTuple
@@ -366,7 +367,9 @@ def shard(model: Trained, device: torch.device, group: dist.ProcessGroup) -> Tra
     precision = MixedPrecisionPolicy()
     if device.type == "cuda":
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for layer in model.llama.model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    layers = [fully_shard(x, mesh=mesh, mp_policy=precision) for x in model.llama.model.layers]
+    # Asked for a layer ahead, as the host is little ahead of the GPU where layers have few rows.
+    for layer, following in itertools.pairwise(layers):
+        layer.set_modules_to_forward_prefetch([following])
     fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
     return model
