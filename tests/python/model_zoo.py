@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,8 @@ with warnings.catch_warnings():
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    from magi_attention.functional.latent_attn import LatentAttention
+    from magi_attention.functional.latent_price import LatentPrice
     from magi_attention.integrations import transformers as ours
     from magi_attention.integrations._mask_spec import AttnMaskSpec
     from magi_attention.integrations._model_checks import first_position
@@ -306,6 +309,24 @@ def walk(group, model_types) -> dict[str, tuple[str, str]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {model_type: outcome(model_type, group) for model_type in model_types}
+
+
+def walk_latents(group, model_types) -> dict[str, tuple[str, str, int]]:
+    """Outcomes under plans that find latents faster, and how often layers attended to latents."""
+    found, own = {}, LatentAttention.forward
+    for model_type in model_types:
+        calls: list[int] = []
+
+        def forward(*given, calls=calls):
+            calls.append(1)
+            return own(*given)
+
+        with (
+            mock.patch.object(LatentPrice, "mode", "latent"),
+            mock.patch.object(LatentAttention, "forward", forward),
+        ):
+            found[model_type] = (*walk(group, [model_type])[model_type], len(calls))
+    return found
 
 
 def used_masks(model_type: str) -> None:

@@ -162,6 +162,20 @@ def test_bytes_of_latents():
     assert price.latent_bytes <= 0.03 * price.expanded_bytes
 
 
+@over(2)
+@pytest.mark.parametrize("mode", ["latent", "expanded"])
+def test_bytes_that_move(group, mode: str):
+    """What ranks send is what the price says."""
+    bound = bound_of(group, "causal", placement="zigzag")
+    local = [bound.dispatch(x).detach().requires_grad_() for x in leaves(torch.bfloat16)[:3]]
+    before = sum(bound.communicator.counters()["bytes_to_peer"])
+    out, _ = bound.calc_latent_attn(*local, leaves(torch.bfloat16)[3], mode=mode)
+    out.sum().backward()
+    sent = torch.tensor(sum(bound.communicator.counters()["bytes_to_peer"]) - before)
+    dist.all_reduce(sent, group=group)
+    assert sent == getattr(bound.plan.price_latents(LATENT, ROPE), f"{mode}_bytes")
+
+
 def test_what_is_faster():
     """One rank has all rows already; where keys and values take long latents win."""
     assert mla(1).price_latents(512, 64).mode == "expanded"

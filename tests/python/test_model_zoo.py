@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("transformers", minversion="5")
 
 import model_zoo
+from ranks import over
 
 PART = 12
 PARTS = [model_zoo.MODEL_TYPES[i : i + PART] for i in range(0, len(model_zoo.MODEL_TYPES), PART)]
@@ -18,6 +19,14 @@ def test_over_two_ranks(ranks, part):
     for outcomes in ranks.run(2, model_zoo.walk, part):
         for model_type, (kind, text) in outcomes.items():
             assert kind in ("right", "refused", "not built"), f"{model_type}: {kind}, {text}"
+
+
+@over(2)
+def test_latents(group):
+    """Models of latent attention, whose layers differ in RoPE, in q and in what scales latents."""
+    models = "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu", "kimi_linear"
+    for model_type, (kind, text, calls) in model_zoo.walk_latents(group, models).items():
+        assert kind == "right" and calls > 0, f"{model_type}: {kind}, {text}, {calls} calls"
 
 
 def test_alone():

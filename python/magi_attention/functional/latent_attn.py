@@ -70,11 +70,11 @@ class LatentAttention:
         self._calls: dict[int, CallCache] = {}
         self._price, self._modes = price, {}
 
-    def mode(self, mode: str, shape: LatentShape) -> str:
-        """The mode, or what "auto" is for latents of this shape."""
+    def mode(self, mode: str, latent: int, rope: int) -> str:
+        """The mode, or what "auto" is for a latent and a rotated part of so many elements."""
         if mode != "auto":
             return mode
-        sizes = shape.latent, shape.rope
+        sizes = latent, rope
         if sizes not in self._modes:
             self._modes[sizes] = self._price(*sizes).mode
         return self._modes[sizes]
@@ -211,7 +211,7 @@ def attend_to_latents(
     except Exception as error:
         attention.refuse(error)
         raise
-    if latents.mode(mode, shape) == "expanded":
+    if latents.mode(mode, shape.latent, shape.rope) == "expanded":
         k, v = expand(latent, rope, weight, shape.heads, shape)
         # Narrower than the plan's: zeros change nothing.
         v = pad(v, (0, attention.local_shape.head_dim_v - shape.value))

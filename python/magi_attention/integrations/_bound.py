@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch.nn.functional import pad
 
 from magi_attention._group_holders import holds_groups
 from magi_attention.api import calc_attn
@@ -48,13 +49,29 @@ def calc(
     return_max_logits: bool = False,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
     """out and meta of q, k, v [rows, heads, dim] under the plan, in autocast's type where it is on;
-    a key counts as used by this call.
+    a key counts as used by this call. Heads of values that are narrower or wider than those of keys
+    (latent attention) get zeros, which change nothing.
     """
+    dim_v = qkv[2].shape[2]
+    qkv, softmax_scale = with_equal_dims(qkv, softmax_scale)
     options = (sink, softmax_scale, softcap, return_max_logits)
     qkv = of_autocast(qkv)
     if isinstance(plan, BoundPlan):
-        return plan.calc_attn(*qkv, *options)
-    return calc_attn(*qkv, plan, *options)
+        out, meta = plan.calc_attn(*qkv, *options)
+    else:
+        out, meta = calc_attn(*qkv, plan, *options)
+    return (out if out.shape[2] == dim_v else out[..., :dim_v]), meta
+
+
+def with_equal_dims(
+    qkv: tuple[torch.Tensor, ...], softmax_scale: float | None
+) -> tuple[tuple[torch.Tensor, ...], float | None]:
+    """q, k, v with zeros behind narrower heads, and the scale of those that were given."""
+    dim, dim_v = qkv[0].shape[2], qkv[2].shape[2]
+    if dim == dim_v:
+        return qkv, softmax_scale
+    softmax_scale = dim**-0.5 if softmax_scale is None else softmax_scale
+    return tuple(pad(x, (0, max(dim, dim_v) - x.shape[2])) for x in qkv), softmax_scale
 
 
 def of_autocast(qkv: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -121,6 +121,9 @@ def heads_of_rank(config: Any) -> Heads:
     """Head counts of one tensor parallel rank, and the head dim, of a TransformerConfig."""
     ranks = config.tensor_model_parallel_size
     groups = config.num_query_groups or config.num_attention_heads
+    if config.multi_latent_attention:
+        heads = config.num_attention_heads // ranks
+        return heads, heads, config.qk_head_dim + config.qk_pos_emb_head_dim
     return config.num_attention_heads // ranks, max(1, groups // ranks), config.kv_channels
 
 

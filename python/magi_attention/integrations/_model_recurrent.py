@@ -20,6 +20,7 @@ from magi_attention.integrations._bound import PLANS, PLANS_IN_WORDS, bound_of, 
 from magi_attention.integrations._model_calls import PLAN_KEYWORD, is_plan_in_force, plan_in_force
 from magi_attention.integrations._model_calls import rows_of_batch as _rows
 from magi_attention.integrations._model_indexed import choose, is_indexer
+from magi_attention.integrations._model_latents import route_latents
 from magi_attention.integrations._model_plans import UNATTENDED_LAYERS
 from magi_attention.recurrent import (
     causal_conv1d,
@@ -217,11 +218,14 @@ def is_served(module: torch.nn.Module) -> bool:
 
 
 def route(model: torch.nn.Module) -> None:
-    """Makes the mixers of a model compute over the runs of a plan where one is in force."""
+    """Makes the mixers of a model compute over the runs of a plan where one is in force, and its
+    layers of latents hand these on.
+    """
     if model in _routed_models:
         return
     _routed_models.add(model)
     for kind in {type(module) for module in model.modules()}:
+        route_latents(kind)
         forward = _forward_of(kind)
         scope = forward.__globals__  # of the class that has it, which may be inherited
         for name in forward.__code__.co_names:

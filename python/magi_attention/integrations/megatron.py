@@ -34,7 +34,7 @@ from megatron.core.transformer.utils import is_layer_window_attention
 
 from magi_attention import training
 from magi_attention.comm.group import size_of
-from magi_attention.integrations._bound import AnyPlan, bound_of, calc
+from magi_attention.integrations._bound import AnyPlan, bound_of, calc, of_autocast
 from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.integrations._megatron_batch import (
     FORMAT,
@@ -42,6 +42,7 @@ from magi_attention.integrations._megatron_batch import (
     RowsAt,
     prepare_batch,
 )
+from magi_attention.integrations._megatron_latents import put_latents_under_plans
 from magi_attention.integrations._megatron_recurrent import put_under_plans
 from magi_attention.integrations._model_plans import make_plan
 
@@ -55,11 +56,15 @@ class MagiCoreAttention(MegatronModule):
     dim]. Windows, learnable and zero sinks (softmax_type) and the logits' maxima for QK clip are
     those of the config; its only parameter is softmax_offset, where softmax_type is "learnable".
 
+    up_projection: the weight that latents are projected by, where a layer hands these on.
+
     forward takes the plan from packed_seq_params of prepare_batch. On one rank it takes packed
     parameters "thd" of Megatron with [rows, heads, dim], and a batch [rows, batch, heads, dim] of
     causal sequences without packed parameters, too. ValueError for other masks, for dropout, cross
     attention, and for several ranks without a plan.
     """
+
+    up_projection: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -109,6 +114,11 @@ class MagiCoreAttention(MegatronModule):
                 raise ValueError(f"{name} is given; allowed: None")
         mask_type = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         plan = self._plan(query, key, attention_mask, mask_type, packed_seq_params)
+        if value.dim() < query.dim():  # of a layer that hands on latents
+            tensors = query.flatten(0, 1), value.flatten(0, 1), key.flatten(0, -2)
+            tensors = of_autocast((*tensors, self.up_projection))
+            out, _ = bound_of(plan).calc_latent_attn(*tensors, self.softmax_scale, mode="latent")
+            return out.reshape(query.shape[0], 1, -1)
         # Rows of a batch are rows of one sequence after the other, which axis 0 is not.
         is_batch = query.dim() == 4 and query.shape[1] != 1
         qkv = (t.transpose(0, 1) if is_batch else t for t in (query, key, value))
@@ -121,8 +131,8 @@ class MagiCoreAttention(MegatronModule):
         if query.dim() == 3:
             return out.flatten(1)
         if is_batch:
-            return out.view(query.shape[1], query.shape[0], -1).transpose(0, 1).contiguous()
-        return out.view(query.shape[0], 1, -1)
+            return out.reshape(query.shape[1], query.shape[0], -1).transpose(0, 1).contiguous()
+        return out.reshape(query.shape[0], 1, -1)
 
     def _sink(self, query: torch.Tensor) -> torch.Tensor | None:
         if self.config.softmax_type == "vanilla":
@@ -177,7 +187,7 @@ def _refuse_options(config, attention_type, attention_dropout, k_channels, v_cha
     if attention_type != "self":
         raise ValueError(f"attention_type is {attention_type!r}; allowed: 'self'")
     if config.multi_latent_attention:
-        raise ValueError("multi_latent_attention is True; allowed: False")
+        return
     for name, channels in (("k_channels", k_channels), ("v_channels", v_channels)):
         if channels not in (None, config.kv_channels):
             raise ValueError(f"{name} is {channels}; allowed: {config.kv_channels}, kv_channels")
@@ -270,7 +280,11 @@ def _check_rows(found: torch.Tensor, params: MagiPackedSeqParams, ranks: int = 1
 
 
 class _DispatchedRotary:
-    """Before a rotary embedding of Megatron: tables of the rows that a rank holds."""
+    """Before a rotary embedding of Megatron: tables of the rows that a rank holds. rows_at: these,
+    where calls are not given the packed parameters.
+    """
+
+    rows_at: RowsAt | None = None
 
     def get_rotary_seq_len(
         self,
@@ -288,6 +302,8 @@ class _DispatchedRotary:
                 ranks = transformer_config.tensor_model_parallel_size if is_shared else 1
                 _check_rows(received, packed_seq_params, ranks)
             return packed_seq_params.rotary_rows
+        if self.rows_at is not None:
+            return self.rows_at
         return super().get_rotary_seq_len(
             inference_context, transformer, transformer_input, transformer_config,
             packed_seq_params, **keywords,
@@ -302,16 +318,25 @@ class _DispatchedRotary:
         table = table.index_select(0, max_seq_len.position_ids.to(table.device))
         return (table, *scale) if scale else table
 
+    def get_cached_cos_sin(self, seq_len: int, *arguments: Any, **keywords: Any) -> Any:
+        if not isinstance(seq_len, RowsAt):
+            return super().get_cached_cos_sin(seq_len, *arguments, **keywords)
+        keywords["packed_seq"] = True
+        tables = super().get_cached_cos_sin(int(seq_len), *arguments, **keywords)
+        return tuple(x.index_select(0, seq_len.position_ids.to(x.device)) for x in tables)
+
 
 def adapt_model(model: torch.nn.Module) -> torch.nn.Module:
-    """The model itself, whose rotary embeddings now follow the position ids of prepare_batch, and
-    whose Gated DeltaNet and Mamba mixers go over the runs of its plan; other batches get what they
-    got. Where it predicts several tokens (mtp_num_layers), Megatron's
-    roll_tensor becomes that of this module, which knows both kinds of batches. ValueError for
-    rotary embeddings and recurrent layers of another kind.
+    """The model itself, whose rotary embeddings now follow the position ids of prepare_batch, whose
+    Gated DeltaNet and Mamba mixers go over the runs of its plan, and whose latent attention (MLA)
+    moves latents where the plan finds that faster; other batches get what they got. Where it
+    predicts several tokens (mtp_num_layers), Megatron's roll_tensor becomes that of this module,
+    which knows both kinds of batches. ValueError for rotary embeddings and recurrent layers of
+    another kind.
     """
     for name, module in model.named_modules():
         put_under_plans(name, module)
+        put_latents_under_plans(module)
         if name.split(".")[-1] != "rotary_pos_emb" or isinstance(module, _DispatchedRotary):
             continue
         if not isinstance(module, RotaryEmbedding):

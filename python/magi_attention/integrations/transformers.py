@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
@@ -40,6 +39,7 @@ from magi_attention.integrations._bound import (
     bound_of,
     calc,
     reach_of,
+    with_equal_dims,
 )
 from magi_attention.integrations._documents import DESCRIBING, FROM_THE_END, IMPLIED, LEARNED
 from magi_attention.integrations._model_calls import (
@@ -58,6 +58,7 @@ from magi_attention.integrations._model_checks import (
     virtual_tokens,
 )
 from magi_attention.integrations._model_indexed import attend_to_chosen, without_others
+from magi_attention.integrations._model_latents import attend_to_latents
 from magi_attention.integrations._model_plans import INDEXED_LAYERS
 from magi_attention.integrations._model_recurrent import route
 from magi_attention.integrations._model_rows import needs_whole_tables, over_ranks
@@ -258,32 +259,35 @@ def attention(
     sink = kwargs.get("s_aux")
     sink = None if sink is None else sink.unsqueeze(0)
     options = sink, scaling, kwargs.get("softcap") or 0.0
-    return _attend(plan, (query, key, value), chosen, options), None
+    return _attend(module, plan, (query, key, value), chosen, options), None
 
 
-def _attend(plan: AnyPlan, qkv: tuple, chosen: torch.Tensor | None, options: tuple) -> torch.Tensor:
-    """attention's result; heads of values that are narrower or wider than those of keys (latent
-    attention) get zeros, which change nothing. options: sink, scaling, softcap.
-    """
+def _attend(
+    module: torch.nn.Module,
+    plan: AnyPlan,
+    qkv: tuple,
+    chosen: torch.Tensor | None,
+    options: tuple,
+) -> torch.Tensor:
+    """attention's result. options: sink, scaling, softcap."""
     sink, scaling, softcap = options
     query, key, value = qkv
     batch, heads, rows, dim = query.shape
-    dim_v = value.shape[3]
-    if dim != dim_v:
-        scaling = dim**-0.5 if scaling is None else scaling
-        widest = max(dim, dim_v)
-        query, key, value = (pad(tensor, (0, widest - tensor.shape[3])) for tensor in qkv)
-    q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in qkv)
     if batch != 1 and q.shape[0] != bound_of(plan).local_rows:
         raise ValueError(
             f"the batch is {batch} sequences of {rows} rows; allowed: 1 with {PLAN_KEYWORD}, "
             "sequences packed one after the other"
         )
-    if chosen is None:
+    if key.shape[3] != dim:  # of a layer that hands on latents
+        out = attend_to_latents(module, plan, qkv, scaling, softcap)
+    elif chosen is None:
         out, _ = calc(plan, (q, k, v), sink, scaling, softcap)
     else:
+        (q, k, v), scaling = with_equal_dims((q, k, v), scaling)
         out = attend_to_chosen(bound_of(plan), (q, k, v), chosen, sink, scaling, softcap)
-    return out.view(batch, rows, heads, -1)[..., :dim_v]
+        out = out[..., : value.shape[3]]
+    return out.view(batch, rows, heads, -1)
 
 
 def _refuse_lost_plan(module: torch.nn.Module, query: torch.Tensor) -> None:

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latent attention (MLA) of Megatron-LM, by keys and values and by latents."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+
+import torch
+
+from magi_attention.functional.latent_attn import LatentAttention
+from magi_attention.functional.latent_price import LatentPrice
+from magi_attention.integrations._megatron_latents import _normed
+from ranks import over
+from test_megatron import (
+    close,
+    config,
+    gpt,
+    gradients,
+    hidden,
+    packed_batch,
+    reference,
+    shared_out,
+    start,
+)
+from test_megatron import (
+    on_cpu as without_gpu,
+)
+
+MLA = dict(
+    multi_latent_attention=True, num_query_groups=4, kv_channels=8, q_lora_rank=12,
+    kv_lora_rank=10, qk_head_dim=4, qk_pos_emb_head_dim=4, v_head_dim=8, rope_type="rope",
+    rotary_scaling_factor=4.0, original_max_position_embeddings=32,
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def on_cpu():
+    """Megatron takes any module of Transformer Engine for one that is installed."""
+    place = "megatron.core.transformer.multi_latent_attention.HAVE_TE"
+    with without_gpu(), mock.patch(place, False):
+        yield
+
+
+def check(cp_size: int, mode: str, num_calls: int, **changes) -> None:
+    """Packed documents under a plan that finds one way faster: the gradients of Megatron's own
+    attention; num_calls: of attention to latents.
+    """
+    settings, calls, own = {**MLA, **changes}, [], LatentAttention.forward
+    with (
+        on_cpu(),
+        mock.patch.object(LatentPrice, "mode", mode),
+        mock.patch.object(LatentAttention, "forward", lambda *x: calls.append(1) or own(*x)),
+    ):
+        group, batch = start(cp_size), packed_batch()
+        wanted = reference(config(**settings), batch, hidden())
+        loss, found, _ = shared_out(group, config(cp_size, **settings), batch)
+        assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0]) and len(calls) == num_calls
+        close(found, wanted[1])
+
+
+@over(4)
+@pytest.mark.parametrize("mode", ["latent", "expanded"])
+@pytest.mark.parametrize("size, rope_type", [(2, "rope"), (4, "rope"), (1, "yarn")])
+def test_packed_documents(group, mode, size, rope_type):
+    """RoPE by the rows of a rank; with and without a latent of q."""
+    changes = {"q_lora_rank": None} if size == 4 else {}
+    check(size, mode, 2 if mode == "latent" else 0, rope_type=rope_type, **changes)
+
+
+@over(4)
+def test_narrower_values_and_several_tokens(group):
+    """Values of another dim than keys, and multi-token prediction: both ways give the same."""
+    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
+
+    several = dict(v_head_dim=6, mtp_num_layers=1, mtp_loss_scaling_factor=0.3)
+    results = []
+    with on_cpu():
+        group, batch = start(2), packed_batch()
+        MTPLossAutoScaler.set_loss_scale(torch.ones(1))
+        for mode in ("latent", "expanded"):
+            with mock.patch.object(LatentPrice, "mode", mode):
+                settings = config(2, **{**MLA, **several}, calculate_per_token_loss=True)
+                results.append(shared_out(group, settings, batch))
+    (loss, found, _), (other, wanted, _) = results
+    assert abs(loss - other) < 1e-9 * abs(other)
+    close(found, wanted, 1e-9)
+
+
+@pytest.mark.parametrize("is_rms", [False, True])
+def test_norms_in_projections(is_rms):
+    """Those that Transformer Engine's projections apply by themselves."""
+    x, weight, bias = torch.randn(5, 8), torch.randn(8), torch.randn(8)
+    up = SimpleNamespace(layer_norm_weight=weight, layer_norm_bias=None if is_rms else bias)
+    settings = SimpleNamespace(
+        layernorm_zero_centered_gamma=is_rms, layernorm_epsilon=1e-5,
+        normalization="RMSNorm" if is_rms else "LayerNorm",
+    )  # fmt: skip
+    found = _normed(up, x, settings)
+    if is_rms:
+        wanted = x * (x.square().mean(1, keepdim=True) + 1e-5).rsqrt() * (1 + weight)
+    else:
+        scale = (x.var(1, keepdim=True, correction=0) + 1e-5).rsqrt()
+        wanted = (x - x.mean(1, keepdim=True)) * scale * weight + bias
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert _normed(SimpleNamespace(), x, settings) is x
+
+
+@over(4)
+def test_batches_of_megatron(group):
+    """On one rank: packed parameters of Megatron."""
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    with on_cpu():
+        start(1)
+        batch = packed_batch()
+        wanted = reference(config(**MLA), batch, hidden())
+        bounds = batch["cu_seqlens"][0]
+        params = PackedSeqParams(
+            qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=30,
+            max_seqlen_kv=30,
+        )  # fmt: skip
+        model = gpt(config(**MLA), True)
+        losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"],
+                       packed_seq_params=params)  # fmt: skip
+        (losses * batch["loss_mask"]).sum().backward()
+        close(gradients(model), wanted[1])
