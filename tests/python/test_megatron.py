@@ -32,8 +32,7 @@ with warnings.catch_warnings():
         get_gpt_mtp_block_spec,
     )
     from megatron.core.packed_seq_params import PackedSeqParams
-    from megatron.core.transformer import MLATransformerConfig, TransformerConfig, transformer_block
-    from megatron.core.transformer.dot_product_attention import DotProductAttention
+    from megatron.core.transformer import TransformerConfig, transformer_block
     from megatron.core.transformer.enums import AttnMaskType
 
     from magi_attention.integrations import megatron as ours
@@ -85,8 +84,7 @@ def config(cp_size: int = 1, **changes) -> TransformerConfig:
         params_dtype=torch.float64, pipeline_dtype=torch.float64, context_parallel_size=cp_size,
         masked_softmax_fusion=False, bias_dropout_fusion=False, attention_softmax_in_fp32=False,
     )  # fmt: skip
-    kind = MLATransformerConfig if changes.get("multi_latent_attention") else TransformerConfig
-    made = kind(**{**given, **changes})
+    made = TransformerConfig(**{**given, **changes})
     yarn = dict(
         rotary_scaling_factor=4.0, original_max_position_embeddings=32, beta_fast=32.0,
         beta_slow=1.0, mscale=1.0, mscale_all_dim=0.0, correction_range_round_to_int=True,
@@ -96,22 +94,12 @@ def config(cp_size: int = 1, **changes) -> TransformerConfig:
     return made
 
 
-class DenseLatentAttention(DotProductAttention):
-    """Megatron's own for latent attention whose keys and values have kv_channels elements."""
-
-    def __init__(self, *arguments, k_channels=None, v_channels=None, **keywords) -> None:
-        super().__init__(*arguments, **keywords)
-
-
 def gpt(settings: TransformerConfig, is_ours: bool, embedding: str = "rope") -> GPTModel:
     """Equal settings give equal weights."""
     torch.manual_seed(5)
-    is_latent = settings.multi_latent_attention
-    spec = get_gpt_layer_local_spec(multi_latent_attention=is_latent, qk_layernorm=is_latent)
+    spec = get_gpt_layer_local_spec()
     if is_ours:
         spec = ours.with_magi_attention(spec)
-    elif is_latent:
-        spec.submodules.self_attention.submodules.core_attention = DenseLatentAttention
     mtp = None
     if settings.mtp_num_layers:
         mtp = get_gpt_mtp_block_spec(settings, spec, use_transformer_engine=False)
@@ -120,9 +108,8 @@ def gpt(settings: TransformerConfig, is_ours: bool, embedding: str = "rope") -> 
     ).double()
     if is_ours:
         return ours.adapt_model(model)
-    for module in model.modules():
-        if hasattr(module, "rotary_pos_emb"):
-            module.rotary_pos_emb.cp_group = None  # whole sequences on every rank
+    for module in filter(lambda module: hasattr(module, "rotary_pos_emb"), model.modules()):
+        module.rotary_pos_emb.cp_group = None  # whole sequences on every rank
     return model
 
 

@@ -12,7 +12,11 @@ import pytest
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 
 import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer import MLATransformerConfig
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 
+import test_megatron
 from magi_attention.functional.latent_attn import LatentAttention
 from magi_attention.functional.latent_price import LatentPrice
 from magi_attention.integrations._megatron_latents import _normed
@@ -39,11 +43,27 @@ MLA = dict(
 )  # fmt: skip
 
 
+class DenseLatentAttention(DotProductAttention):
+    """Megatron's own for latent attention whose keys and values have kv_channels elements."""
+
+    def __init__(self, *arguments, k_channels=None, v_channels=None, **keywords) -> None:
+        super().__init__(*arguments, **keywords)
+
+
+def latent_spec():
+    spec = get_gpt_layer_local_spec(multi_latent_attention=True, qk_layernorm=True)
+    spec.submodules.self_attention.submodules.core_attention = DenseLatentAttention
+    return spec
+
+
 @contextlib.contextmanager
 def on_cpu():
-    """Megatron takes any module of Transformer Engine for one that is installed."""
+    """Configs and specs are those of latent attention. Megatron takes any module of Transformer
+    Engine for one that is installed.
+    """
+    ours = dict(TransformerConfig=MLATransformerConfig, get_gpt_layer_local_spec=latent_spec)
     place = "megatron.core.transformer.multi_latent_attention.HAVE_TE"
-    with without_gpu(), mock.patch(place, False):
+    with without_gpu(), mock.patch(place, False), mock.patch.multiple(test_megatron, **ours):
         yield
 
 
