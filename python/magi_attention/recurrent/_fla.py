@@ -17,7 +17,7 @@ from magi_attention._native.vtable import SUM
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.recurrent._kinds import Delta, Scalar
 from magi_attention.recurrent._recurrence import Tensors
-from magi_attention.recurrent._table import Halo, OwnRuns
+from magi_attention.recurrent._table import Halo, OwnRuns, moved
 
 VERSIONS = ((0, 6), (0, 7))  # the first that these calls fit, and the first that they may not
 _CHUNK = 64  # rows
@@ -153,7 +153,7 @@ class _Edges:
     """
 
     def __init__(self, runs: OwnRuns, halo: Halo) -> None:
-        before = halo.places.cpu()[runs.others]
+        before = halo.on_host[runs.others]
         begins, ends = (
             x[runs.others].unsqueeze(1) for x in (runs.cu_seqlens[:-1], runs.cu_seqlens[1:])
         )
@@ -166,7 +166,8 @@ class _Edges:
         windows[is_own] = places
         kept = (first < ends).flatten().nonzero().flatten()
         found = rows, windows, kept, first.flatten()[kept]
-        self.rows, self.windows, self.kept, self.targets = (x.to(halo.sent.device) for x in found)
+        device = halo.sent.device
+        self.rows, self.windows, self.kept, self.targets = (moved(x, device) for x in found)
 
 
 def _edges_of(runs: OwnRuns, halo: Halo) -> _Edges:
@@ -224,13 +225,14 @@ class _Calls:
 
 
 def _chunks_of(cu_seqlens: torch.Tensor, device: torch.device) -> dict[str, Any]:
-    from fla.ops.utils import prepare_chunk_indices
+    from fla.ops.utils import prepare_chunk_indices, prepare_chunk_offsets
 
-    borders, counts = cu_seqlens.to(device), (cu_seqlens.diff() + _CHUNK - 1) // _CHUNK
-    indices = prepare_chunk_indices(borders, _CHUNK, cu_seqlens_cpu=cu_seqlens)
-    offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(device)
-    places = dict(cu_seqlens=borders, chunk_indices=indices, chunk_offsets=offsets)
-    return dict(**places, chunk_size=_CHUNK)
+    found = dict(
+        cu_seqlens=cu_seqlens,
+        chunk_indices=prepare_chunk_indices(cu_seqlens, _CHUNK),
+        chunk_offsets=prepare_chunk_offsets(cu_seqlens, _CHUNK),
+    )
+    return {name: moved(x, device) for name, x in found.items()} | {"chunk_size": _CHUNK}
 
 
 def _calls_of(runs: OwnRuns, device: torch.device) -> _Calls:

@@ -41,16 +41,17 @@ class Halo(NamedTuple):
 
     fetch: moves the own rows `sent`, each once and ascending, to the ranks that fetch them; places:
     int64 [own runs, width], of each row before a run among own rows, fetched rows and, behind
-    these, one row of zeros; known: how many of a run's are rows.
+    these, one row of zeros; on_host: these in host memory; known: how many of a run's are rows.
     """
 
     fetch: RowFetch
     sent: torch.Tensor
     places: torch.Tensor
+    on_host: torch.Tensor
     known: list[int]
 
     def on(self, device: torch.device) -> Halo:
-        return Halo(self.fetch, self.sent.to(device), self.places.to(device), self.known)
+        return self._replace(sent=moved(self.sent, device), places=moved(self.places, device))
 
 
 class OwnRuns:
@@ -92,10 +93,9 @@ class OwnRuns:
         return self._index_on(device, self.others)
 
     def _index_on(self, device: torch.device, runs: list[int]) -> torch.Tensor:
-        """Copied once, as a copy makes the host wait for the device."""
         key = device, id(runs)
         if key not in self.kept:
-            self.kept[key] = _host(runs).to(device)
+            self.kept[key] = moved(_host(runs), device)
         return self.kept[key]
 
 
@@ -210,8 +210,8 @@ class RunTable:
         """The places where states are made, on a device."""
         if device not in self._places_on:
             levels, *others, has_branches = self._places
-            levels = [(a.to(device), b.to(device)) for a, b in levels]
-            others = [x.to(device) for x in others]
+            levels = [(moved(a, device), moved(b, device)) for a, b in levels]
+            others = [moved(x, device) for x in others]
             self._places_on[device] = Places(levels, *others, has_branches)
         return self._places_on[device]
 
@@ -251,7 +251,7 @@ class RunTable:
         places = _host([row for of_run in index for row in of_run]).view(len(index), width)
         fetch = RowFetch(self._rows, f"{width} rows before runs", owned, records)
         known = [sum(row < zero for row in of_run) for of_run in index]
-        return Halo(fetch, _host(own_rows), places, known)
+        return Halo(fetch, _host(own_rows), places, places, known)
 
     def _rows_before(self, rank: int, width: int) -> list[list[int]]:
         """The rows that come before each run of a rank, -1 where there are none."""
@@ -283,6 +283,13 @@ def _of_others(wanted: list[list[int]], rank: int, owner_of) -> list[int]:
 
 def _host(values: list[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64, device="cpu")
+
+
+def moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of host memory on a device. The host waits for a copy of memory that is not pinned,
+    behind all that the device was given.
+    """
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 def table_of(bound: BoundPlan) -> RunTable:
