@@ -421,6 +421,17 @@ def test_autocast(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+def test_training_after_inference(name):
+    """What a plan keeps is of use to gradients, whoever was first."""
+    layer, leaves = drawn(name)
+    with torch.inference_mode():
+        found = layer()
+    out = layer()
+    assert torch.equal(out, found)
+    torch.autograd.grad(out.sum(), leaves)
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_compiled(name):
     """Layers cut the graphs of what compiles them."""
     layer, leaves = drawn(name)

@@ -281,10 +281,13 @@ def _of_others(wanted: list[list[int]], rank: int, owner_of) -> list[int]:
     return [row for _, row in sorted((owner_of(row), row) for row in rows) if owner_of(row) != rank]
 
 
+# Tables are kept: what a call in inference mode makes of a plan is for training, too.
+@torch.inference_mode(False)
 def _host(values: list[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
+@torch.inference_mode(False)
 def moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor of host memory on a device. The host waits for a copy of memory that is not pinned,
     behind all that the device was given.
