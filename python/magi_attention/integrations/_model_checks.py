@@ -107,7 +107,7 @@ def _misfit_of_layers(model: PreTrainedModel) -> str | None:
     other = [kind for kind in dict.fromkeys(kinds) if kind not in known]
     if other:
         return (
-            f"{name} has layers of type {other[0]!r}, which take rows in the order of a rank; "
+            f"{name} has layers of type {other[0]!r}, which need a sequence's tokens side by side; "
             "allowed: layers that attend under plans, or compute by magi_attention.recurrent"
         )
     return _mixer_of(model, name) or _balance_of(model, name)
