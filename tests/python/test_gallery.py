@@ -26,6 +26,21 @@ def test_pictures_of_context_parallelism_and_memory():
         assert (overview.PICTURES / name).read_text(encoding="utf-8") == picture, name
 
 
+def test_parts_of_masks():
+    mask = masks.from_cu_seqlens([0, 5, 9])
+    assert "queries 2 to 4 of 9, keys 0 to 4 of 9" in mask.draw(rows=(2, 4))
+    assert "9 queries, keys 1 to 3 of 9" in mask.draw("part", keys=[1, 3])
+    for part, pattern in {
+        (4, 2): "rows is 4:2; allowed: BEGIN:END with 0 <= BEGIN < END <= 9",
+        (-1, 2): r"rows\[0\] is -1; allowed: 0",
+        (1,): r"rows is \(1,\); allowed: \(begin, end\)",
+    }.items():
+        with pytest.raises(ValueError, match=pattern):
+            mask.draw(rows=part)
+    with pytest.raises(TypeError, match="keys is a int; allowed"):
+        mask.draw(keys=3)
+
+
 def test_pictures_are_those_of_the_examples():
     drawn = dict(gallery.drawn(gallery.PAGE.read_text(encoding="utf-8")))
     assert sorted(drawn) == sorted(path.name for path in gallery.PICTURES.iterdir())

@@ -217,10 +217,13 @@ class MaskHandle(Handle):
     def to_json(self) -> str:
         return take_bytes(lambda out: lib.magi_mask_to_json(self.address, out)).decode()
 
-    def draw(self, title: str = "") -> str:
-        """An SVG picture."""
-        name = title.encode()
-        return take_bytes(lambda out: lib.magi_mask_draw(self.address, name, out)).decode()
+    def draw(self, title: str, rows: tuple[int, int] | None, keys: tuple[int, int] | None) -> str:
+        """An SVG picture of the rows and keys [begin, end)."""
+        name, ends = title.encode(), [_int32(part) if part else None for part in (rows, keys)]
+        parts = [None if part is None else _address(part) for part in ends]
+        return take_bytes(
+            lambda out: lib.magi_mask_draw_part(self.address, name, *parts, out)
+        ).decode()
 
 
 class PlacementHandle(Handle):

@@ -34,7 +34,7 @@ _PROTOTYPES = {
     "magi_mask_transpose": "pp",
     "magi_mask_area": "pp",
     "magi_mask_reach": "ppp",
-    "magi_mask_draw": "psp",
+    "magi_mask_draw_part": "psppp",
     "magi_placement_get_info": "pp",
     "magi_placement_rows_of": "pip",
     "magi_placement_position_ids": "piip",

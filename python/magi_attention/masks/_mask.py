@@ -103,9 +103,16 @@ class Mask:
         """
         return typed_ranges(self._handle)
 
-    def draw(self, title: str = "") -> str:
-        """An SVG picture."""
-        return self._handle.draw(title)
+    def draw(
+        self,
+        title: str = "",
+        rows: tuple[int, int] | None = None,
+        keys: tuple[int, int] | None = None,
+    ) -> str:
+        """Returns an SVG picture; of the rows [begin, end) alone with the keys that they see, or of
+        `keys`. ValueError for what is no part of the mask.
+        """
+        return self._handle.draw(title, _ends("rows", rows), _ends("keys", keys))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mask):
@@ -121,6 +128,15 @@ class Mask:
     def __repr__(self) -> str:
         rows_q, rows_k = self._rows
         return f"Mask(rows_q={rows_q}, rows_k={rows_k}, slices={len(self.slices)})"
+
+
+def _ends(name: str, part: tuple[int, int] | None) -> tuple[int, int] | None:
+    if part is None:
+        return None
+    check_kind(name, part, (tuple, list), "(begin, end) or None")
+    if len(part) != 2:
+        raise ValueError(f"{name} is {part!r}; allowed: (begin, end)")
+    return tuple(check_int(f"{name}[{i}]", end, 0, MAX_ROWS) for i, end in enumerate(part))
 
 
 def _of_bands(bands: torch.Tensor, rows_q: int, rows_k: int) -> Mask:
