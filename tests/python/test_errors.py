@@ -13,10 +13,13 @@ import torch.distributed as dist
 
 import dense
 from magi_attention import api, functional
+from magi_attention.comm.first_call import timeout_of
 from magi_attention.comm.primitive.grpcoll import group_cast
+from magi_attention.comm.process_group import naming_ranks
 from magi_attention.common import AttnRanges
 from magi_attention.dist_attn_runtime_mgr import init_dist_attn_runtime_key
 from magi_attention.errors import CommError
+from magi_attention.integrations._dealing import group_of_neighbours
 from pipeline_cases import Case, make_key, make_tensors
 from ranks import over, own_group, refuses
 
@@ -173,6 +176,19 @@ def test_errors_name_global_ranks(group):
     others = r" \(ranks 0, 1 of cp_group are global ranks 2, 3\)" if rank > 1 else ""
     pattern = f"ranks differ in softmax_scale: rank 0 has [0-9.]+, rank 1 has [0-9.]+{others}$"
     refuses(lambda: api.calc_attn(q, kv, kv, key, softmax_scale=0.5 + rank), CommError, pattern)
+
+
+@over(2)
+def test_errors_of_collectives_of_torch(group):
+    """Those that a collator calls fail as exchanges do; its groups have the program's timeout."""
+
+    def fail() -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    refuses(lambda: naming_ranks(group, fail), CommError, "cp_group of rank . failed: Connection")
+    with mock.patch("torch.distributed.new_subgroups") as made:
+        group_of_neighbours(dist.get_world_size())
+    assert made.call_args.kwargs["timeout"] == timeout_of(dist.group.WORLD)
 
 
 @over(2)

@@ -309,7 +309,7 @@ def first_calls_of(group: dist.ProcessGroup | None) -> FirstCalls | None:
     found = _of_groups.get(group)
     if found is None:
         store, size = _get_process_group_store(group), dist.get_world_size(group)
-        rank, timeout = dist.get_rank(group), _timeout_of(group)
+        rank, timeout = dist.get_rank(group), timeout_of(group)
         found = FirstCalls(store, rank, size, timeout, global_ranks_of(group))
         _of_groups[group] = found
     return found
@@ -340,7 +340,7 @@ class Backwards:
             found.later.refuse(error)
 
 
-def _timeout_of(group: dist.ProcessGroup) -> datetime.timedelta:
+def timeout_of(group: dist.ProcessGroup) -> datetime.timedelta:
     """The time after which the group's own collectives fail."""
     for device in ("cpu", "cuda"):
         try:

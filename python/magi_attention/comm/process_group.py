@@ -245,6 +245,11 @@ class ProcessGroupTransport:
         return f", to which {counted_ranks(absent)} did not come" if absent else ""
 
 
+def naming_ranks(group: dist.ProcessGroup, call: Callable[[], object]) -> None:
+    """Runs a collective of torch, whose errors become CommError that names ranks which ended."""
+    ProcessGroupTransport(group)._translated(call)
+
+
 def check_device(transport: ProcessGroupTransport, device: torch.device) -> None:
     """ValueError unless the group moves memory of the device."""
     if device.type == "cpu" and not transport.moves_host_memory:

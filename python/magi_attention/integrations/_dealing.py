@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
+from magi_attention.comm.first_call import timeout_of
 from magi_attention.comm.group import num_processes
 from magi_attention.common._arguments import check_int
 
@@ -35,7 +36,8 @@ def group_of_neighbours(cp_size: int) -> dist.ProcessGroup | None:
         from accelerate import PartialState
 
         PartialState(cpu=not torch.cuda.is_available())
-    return dist.new_subgroups(cp_size)[0]
+    # torch's own default would be half an hour, whatever the program chose.
+    return dist.new_subgroups(cp_size, timeout=timeout_of(dist.group.WORLD))[0]
 
 
 def _in_turns(things: Iterable, count: int) -> Iterator[list]:

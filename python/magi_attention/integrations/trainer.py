@@ -25,6 +25,7 @@ from transformers import Trainer, TrainerCallback
 
 from magi_attention._native.tensors import as_tensor
 from magi_attention.comm.group import num_processes, refuse_lone_process, size_of
+from magi_attention.comm.process_group import naming_ranks
 from magi_attention.common._arguments import as_bool, check_int, check_kind
 from magi_attention.config import DistAttnConfig
 from magi_attention.integrations._bound import AnyPlan, bound_of
@@ -274,7 +275,10 @@ class MagiCollator:
         if size_of(self.cp_group) > 1:
             told = gathered[0] if refused or not self.is_same_on_ranks else ([], None)
             gathered = [None] * size_of(self.cp_group)
-            dist.all_gather_object(gathered, told, group=self.cp_group)
+            naming_ranks(
+                self.cp_group,
+                lambda: dist.all_gather_object(gathered, told, group=self.cp_group),
+            )
         if refused is not None:
             raise refused
         for rank, (_, why) in enumerate(gathered):
