@@ -41,7 +41,7 @@ PRIVATE_WORDS = re.compile(
 # The subsystems of the table that goes to stderr: name, and the paths that belong to it.
 SUBSYSTEMS = (
     ("masks", r"(src|tests|bench)/mask/|include/magi/mask|python/magi_attention/masks/"),
-    ("plans", r"(src|tests|bench)/plan/|include/magi/(plan|placement|bounds|checks)"),
+    ("plans", r"(src|tests|bench)/(plan|batch)/|include/magi/(plan|placement|batch)"),
     ("simulator, pictures", r"(src|tests)/(simulate|draw)/|include/magi/(simulat|draw)"),
     ("kernels: Hopper", r"(src|tests)/kernels/(sm90|tile)/|src/cuda/ptx/"),
     ("kernels: schedules", r"(src|tests)/kernels/schedule/"),

@@ -18,12 +18,13 @@ LAYERS = {
     "cuda": {"base"},
     "mask": {"base"},
     "plan": {"base", "mask"},
-    "simulate": {"base", "mask", "plan"},
-    "draw": {"base", "mask", "plan"},
+    "batch": {"base", "mask", "plan"},
+    "simulate": {"base", "mask", "plan", "batch"},
+    "draw": {"base", "mask", "plan", "batch"},
     "comm": {"base", "cuda"},
     "kernels": {"base", "mask", "cuda"},
     "runtime": {"base", "mask", "plan", "comm", "cuda", "kernels"},
-    "capi": {"base", "mask", "plan", "comm", "cuda", "kernels", "draw", "runtime"},
+    "capi": {"base", "mask", "plan", "comm", "cuda", "kernels", "draw", "runtime", "batch"},
 }
 # What the folders of an ordered folder may include of each other; each also includes itself. The
 # ordered folder's own files lie above them all.
@@ -58,7 +59,7 @@ FOLDERS = {
         "verify": {"common", "ranks"},
     },
 }
-NO_CUDA = {"base", "mask", "plan", "simulate", "draw"}
+NO_CUDA = {"base", "mask", "plan", "batch", "simulate", "draw"}
 
 
 _TEXT = re.compile(

@@ -24,7 +24,7 @@ LEVELS = (
     ("plan_memory", "rows"),
     ("config", "functional", "masks", "tracing", "training_memory"),
     ("_attention", "plan"),
-    ("training",),
+    ("batch", "training"),
     ("compat", "recurrent"),
     ("_doctor", "_memory", "api"),
     ("integrations", PACKAGE),
