@@ -20,6 +20,7 @@ struct Command {
   std::function<Exit()> run;
 };
 
+Command add_batch_command(CLI::App& parent);
 Command add_bench_command(CLI::App& parent);
 Command add_check_command(CLI::App& parent);
 Command add_demo_command(CLI::App& parent);

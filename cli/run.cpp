@@ -91,10 +91,11 @@ int run_command(int argc, const char* const* argv) {
   app.set_version_flag("--version", MAGI_VERSION);
   app.require_subcommand(0, 1);
   app.footer("magi COMMAND --help shows options and an example.");
-  const std::vector<Command> commands = {
-      add_bench_command(app),  add_check_command(app),    add_demo_command(app),
-      add_doctor_command(app), add_memory_command(app),   add_plan_command(app),
-      add_show_command(app),   add_simulate_command(app), add_verify_command(app)};
+  const std::vector<Command> commands = {add_batch_command(app),    add_bench_command(app),
+                                         add_check_command(app),    add_demo_command(app),
+                                         add_doctor_command(app),   add_memory_command(app),
+                                         add_plan_command(app),     add_show_command(app),
+                                         add_simulate_command(app), add_verify_command(app)};
   return static_cast<int>(parse_and_run(app, commands, argc, argv));
 }
 

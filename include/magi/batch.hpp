@@ -21,12 +21,13 @@ struct BatchSample {
 };
 BatchSample causal_sample(std::int32_t rows);
 
-/// What a step of a model costs, both passes and all layers. Defaults: Qwen3-8B in 16 bits on H200.
+/// The cost of a step of a model, both passes and all layers. Defaults: Qwen3-8B in 16 bits on
+/// H200.
 struct BatchCost {
   double flops_per_token = 45.4e9;   ///< of all but attention
   double flops_per_pair = 2.0644e6;  ///< of attention, per visible pair
-  /// Of keys, values and their gradients of a token, the bytes that another rank waits for: half of
-  /// what moves; attention hides the rest.
+  /// The bytes of keys, values and their gradients that another rank waits for: half of what moves;
+  /// attention hides the rest.
   double bytes_per_token = 294912.0;
   double flops_per_second = 550e12;
   double bytes_per_second = 275e9;         ///< into one rank, inside a node
@@ -89,7 +90,7 @@ struct BatchPlan {
 /// on all ranks together, or the number of micro-batches that the samples need.
 BatchPlan plan_batch(std::span<const BatchSample> samples, const BatchConfig& config);
 
-/// Where the samples of a micro-batch stand in its packed sequence. A rank's whole samples follow
+/// The place of a sample in the packed sequence of a micro-batch. A rank's whole samples follow
 /// one another from a chunk's first row on; a rank that holds nothing has a chunk of padding.
 struct PackedSample {
   std::int32_t sample = 0;

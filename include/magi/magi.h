@@ -29,6 +29,7 @@
 #include "magi/device_allocator.h"
 #include "magi/magi_attention.h"
 #include "magi/magi_base.h"
+#include "magi/magi_batch.h"
 #include "magi/magi_mask.h"
 #include "magi/magi_sparse.h"
 #include "magi/magi_tensor.h"

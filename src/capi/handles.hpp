@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -76,6 +77,13 @@ std::unique_ptr<magi_buffer> make_buffer(std::span<const Value> values) {
 
 inline std::unique_ptr<magi_buffer> make_text(std::string_view text) {
   return make_buffer(std::span<const char>(text));
+}
+
+/// A line for each sentence.
+inline std::string lines(const std::vector<std::string>& sentences) {
+  std::string text;
+  for (const std::string& sentence : sentences) text += sentence + '\n';
+  return text;
 }
 
 inline Communicator& communicator_of(magi_communicator* handle) {

@@ -85,12 +85,6 @@ void give_placement(const magi_plan* plan, const Placement& inside, magi_placeme
   give(std::make_unique<magi_placement>(magi_placement{std::move(shared)}), result);
 }
 
-std::string lines(const std::vector<std::string>& sentences) {
-  std::string text;
-  for (const std::string& sentence : sentences) text += sentence + '\n';
-  return text;
-}
-
 }  // namespace
 }  // namespace magi::capi
 

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "draw/mask_part.hpp"
+#include "magi/batch.hpp"
 #include "magi/mask.hpp"
 #include "magi/placement.hpp"
 #include "magi/plan.hpp"
@@ -35,5 +36,9 @@ std::string timeline_picture(const Plan& plan, std::string_view title);
 /// The steps of both passes: ranks as columns, a box per step with its rows and bytes or its slices
 /// and pairs, an arrow from each step to those that wait for it. Shows the first eight ranks.
 std::string steps_picture(const Plan& plan, std::string_view title);
+
+/// Ranks by micro-batches: what each rank does how long, a box for each sample; those that spread
+/// in colours of their own.
+std::string batch_picture(const BatchPlan& plan, std::string_view title);
 
 }  // namespace magi::draw

@@ -17,6 +17,7 @@ namespace magi::capi_test {
 struct Destroy {
   void operator()(magi_buffer* handle) const { magi_buffer_destroy(handle); }
   void operator()(magi_mask* handle) const { magi_mask_destroy(handle); }
+  void operator()(magi_batch* handle) const { magi_batch_destroy(handle); }
   void operator()(magi_placement* handle) const { magi_placement_destroy(handle); }
   void operator()(magi_plan* handle) const { magi_plan_destroy(handle); }
   void operator()(magi_communicator* handle) const { magi_communicator_destroy(handle); }

@@ -142,13 +142,20 @@ def _other_library(path: str, error: AttributeError) -> str:
     return f"{path} is not this package's libmagi: {error}"
 
 
-def _describe(library: ctypes.CDLL) -> None:
-    """Tells ctypes the types of all functions; AttributeError for one that is missing."""
-    for table, result in ((_PROTOTYPES, ctypes.c_int32), (_VOID_PROTOTYPES, None)):
+def _tell_types(
+    library: ctypes.CDLL, prototypes: dict[str, str], void_prototypes: dict[str, str]
+) -> None:
+    """Tells ctypes the types of functions; AttributeError for one that is missing."""
+    for table, result in ((prototypes, ctypes.c_int32), (void_prototypes, None)):
         for name, letters in table.items():
             function = getattr(library, name)
             function.argtypes = [_LETTERS[letter] for letter in letters]
             function.restype = result
+
+
+def _describe(library: ctypes.CDLL) -> None:
+    """Tells ctypes the types of the functions that every program calls."""
+    _tell_types(library, _PROTOTYPES, _VOID_PROTOTYPES)
     for name in ("magi_last_error_message", "magi_version", "magi_gpu_architectures"):
         getattr(library, name).restype = ctypes.c_char_p
     library.magi_communicator_backend.argtypes = [ctypes.c_void_p]
@@ -230,6 +237,14 @@ def address_of(name: str) -> int:
     """The address of a function of the library; ImportError for one that is missing."""
     try:
         return ctypes.cast(getattr(lib, name), ctypes.c_void_p).value
+    except AttributeError as error:
+        raise ImportError(_other_library(library_file(), error)) from None
+
+
+def describe(prototypes: dict[str, str], void_prototypes: dict[str, str]) -> None:
+    """Tells ctypes the types of further functions; ImportError for one that is missing."""
+    try:
+        _tell_types(lib, prototypes, void_prototypes)
     except AttributeError as error:
         raise ImportError(_other_library(library_file(), error)) from None
 
