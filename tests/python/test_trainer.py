@@ -36,6 +36,8 @@ def sharded(**settings):
         (2, "llama", {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}, ""),
         (2, "llama", {}, "streamed"),
         (2, "llama", {}, "shared"),
+        (4, "llama", {"gradient_accumulation_steps": 2}, "planned"),
+        (4, "gemma2", sharded(), "planned"),
         (2, "llama", {}, "lora"),
         (2, "llama", {"gradient_checkpointing": True}, "lora"),
         (2, "llama", sharded(), "offloaded"),  # inputs of layers and attention, as training.md says
@@ -73,9 +75,10 @@ def test_metrics(ranks, is_shared):
     ranks.run(4, cases.metrics_over_ranks, is_shared)
 
 
-def test_resumed(ranks, tmp_path):
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_resumed(ranks, tmp_path, is_planned):
     needs("accelerate")
-    ranks.run(4, cases.resumed, str(tmp_path), {})
+    ranks.run(4, cases.resumed, str(tmp_path), {}, is_planned)
 
 
 @pytest.mark.parametrize("size, name", [(1, "llama"), (2, "gemma2")])

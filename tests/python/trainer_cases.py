@@ -17,6 +17,7 @@ from transformers import Trainer, TrainingArguments
 
 import test_transformers as models
 from magi_attention import api
+from magi_attention.integrations.batches import MagiBatchCollator
 from magi_attention.integrations.trainer import MagiCallback, MagiCollator, unpad, use
 from magi_attention.training import Offload
 from ranks import refuses
@@ -172,7 +173,11 @@ def trainer(world, cp_size: int, name: str, options: dict, change: str = "") -> 
     dataset = samples(2 * size * accumulated * STEPS - (3 if size > 1 else 1))
     wanted, weights = reference(name, batches_of(dataset, 2 * accumulated, size), change)
     model = use(models.model(name, "eager"))
-    collator = MagiCollator(model, cp_size=cp_size, is_same_on_ranks=is_shared)
+    if change == "planned":
+        average = "tokens" if accumulated > 1 else None
+        collator = MagiBatchCollator(model, 64, average=average)
+    else:
+        collator = MagiCollator(model, cp_size=cp_size, is_same_on_ranks=is_shared)
     if change == "streamed":
         dataset = Streamed(dataset)
     if change == "lora":
@@ -248,7 +253,7 @@ def metrics_over_ranks(world, is_shared: bool) -> None:
     assert abs(found["eval_loss"] - loss / tokens) < 1e-5 * loss / tokens
 
 
-def resumed(world, folder: str, sharded: dict) -> None:
+def resumed(world, folder: str, sharded: dict, is_planned: bool = False) -> None:
     """A training that goes on in the midst of an epoch ends with the weights of one that did not
     stop.
     """
@@ -257,6 +262,8 @@ def resumed(world, folder: str, sharded: dict) -> None:
     for checkpoint in (None, f"{folder}/checkpoint-6"):
         model = use(models.model("llama", "sdpa"))
         collator = MagiCollator(model, cp_size=2, is_same_on_ranks=True)
+        if is_planned:
+            collator = MagiBatchCollator(model, 64)
         with as_torchrun():
             run = trainer_of(folder, model, dataset, collator, **options)
             run.train(resume_from_checkpoint=checkpoint)

@@ -40,7 +40,7 @@ def group_of_neighbours(cp_size: int) -> dist.ProcessGroup | None:
     return dist.new_subgroups(cp_size, timeout=timeout_of(dist.group.WORLD))[0]
 
 
-def _in_turns(things: Iterable, count: int) -> Iterator[list]:
+def in_turns(things: Iterable, count: int) -> Iterator[list]:
     """Lists of `count` one after the other; the last one may be shorter."""
     left = iter(things)
     while found := list(itertools.islice(left, count)):
@@ -63,7 +63,7 @@ class DealtBatches(Sampler[list[int]]):
         return whole + (left > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for turn in _in_turns(self.batch_sampler, self.num_processes):
+        for turn in in_turns(self.batch_sampler, self.num_processes):
             if len(turn) == self.num_processes or not self.drop_last:
                 yield turn[self.process_index] if self.process_index < len(turn) else []
 
@@ -87,19 +87,46 @@ class _DealtStream(IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         size, begin = self.batch_size, self.index * self.batch_size
-        for turn in _in_turns(self.dataset, self.num_places * size):
+        for turn in in_turns(self.dataset, self.num_places * size):
             if len(turn) == self.num_places * size or not self.drop_last:
                 yield from turn[begin : begin + size] or [{"input_ids": []}]
+
+
+def options_of(loader: DataLoader) -> dict[str, Any]:
+    """What a loader that takes another's place has of it."""
+    names = ("collate_fn", "num_workers", "pin_memory", "timeout")
+    return {name: getattr(loader, name) for name in names}
 
 
 def deal(loader: DataLoader, cp_group: dist.ProcessGroup | None, is_same_on_ranks: bool):
     """MagiCollator.deal."""
     if num_processes() == 1:
         return loader
-    options = {
-        name: getattr(loader, name)
-        for name in ("collate_fn", "num_workers", "pin_memory", "timeout")
-    }
+    sampler = refuse_dealt(loader)
+    place, seed = _agree(cp_group, is_same_on_ranks)
+    if isinstance(loader.dataset, IterableDataset):
+        stream = _DealtStream(loader, place)
+        options = options_of(loader)
+        return DataLoader(stream, loader.batch_size, drop_last=loader.drop_last, **options)
+    if _is_of_own_order(sampler):
+        sampler.generator = torch.Generator().manual_seed(seed)
+    batches = DealtBatches(loader.batch_sampler, place)
+    return DataLoader(loader.dataset, batch_sampler=batches, **options_of(loader))
+
+
+def _is_of_own_order(sampler: Any) -> bool:
+    """Whether a sampler shuffles by this process's own random numbers."""
+    return getattr(sampler, "generator", sampler) is None
+
+
+def order_alike(sampler: Any) -> None:
+    """Has a sampler that shuffles do so alike on all processes. Collective over them if it does."""
+    if num_processes() > 1 and _is_of_own_order(sampler):
+        sampler.generator = torch.Generator().manual_seed(_agree(None, False)[1])
+
+
+def refuse_dealt(loader: DataLoader) -> Any:
+    """The loader's sampler; ValueError for a loader that deals out already or makes no batches."""
     sampler = getattr(loader.batch_sampler, "sampler", None)
     if loader.batch_sampler is None and loader.batch_size is None:
         raise ValueError("the loader has batch_size None; allowed: samples of a batch")
@@ -113,15 +140,7 @@ def deal(loader: DataLoader, cp_group: dist.ProcessGroup | None, is_same_on_rank
             "the loader has a dataset that split_dataset_by_node has split; allowed: one of all "
             "samples, in one order on all ranks, which are dealt out here"
         )
-    place, seed = _agree(cp_group, is_same_on_ranks)
-    if isinstance(loader.dataset, IterableDataset):
-        stream = _DealtStream(loader, place)
-        return DataLoader(stream, loader.batch_size, drop_last=loader.drop_last, **options)
-    if getattr(sampler, "generator", seed) is None:  # of each rank's own random numbers
-        sampler.generator = torch.Generator().manual_seed(seed)
-    return DataLoader(
-        loader.dataset, batch_sampler=DealtBatches(loader.batch_sampler, place), **options
-    )
+    return sampler
 
 
 def _agree(cp_group: dist.ProcessGroup | None, is_same_on_ranks: bool) -> tuple[Place, int]:

@@ -7,11 +7,27 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from transformers import Trainer
 
 from magi_attention.comm.group import num_processes
 
 _LABELS = "shift_labels"
+_WEIGHTS = "loss_weights"
+
+
+def weighted_loss(
+    logits: torch.Tensor, shift_labels: torch.Tensor, loss_weights: torch.Tensor
+) -> torch.Tensor:
+    """The sum over this rank's rows of weight times cross entropy; logits [..., rows, vocabulary],
+    labels and weights [..., rows]. Those of all ranks and micro-batches of a step add up to the
+    step's average.
+    """
+    rows = F.cross_entropy(
+        logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32)),
+        shift_labels.flatten(), reduction="none",
+    )  # fmt: skip
+    return (rows * loss_weights.flatten()).sum()
 
 
 def deal_in_trainer(trainer: Trainer) -> None:
@@ -60,6 +76,13 @@ def weigh_losses(trainer: Trainer) -> None:
     seen: list[torch.Tensor] = []  # of every batch: its loss times its tokens, and these
 
     def compute_loss(model, inputs, return_outputs=False, num_items_in_batch=None):
+        weights = inputs.pop(_WEIGHTS, None)
+        if trainer.model.training and weights is not None:
+            given = {n: x for n, x in inputs.items() if n not in ("labels", _LABELS)}
+            outputs = model(**given)
+            loss = weighted_loss(outputs.logits, inputs[_LABELS], weights)
+            loss = loss * num_processes()  # of which gradients are averaged
+            return (loss, outputs) if return_outputs else loss
         if trainer.model.training or _LABELS not in inputs:
             return compute(model, inputs, return_outputs, num_items_in_batch)
         if num_items_in_batch is None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from magi_attention._native.tensors import as_tensor
+from magi_attention.batch import BatchPlan
 from magi_attention.comm.group import size_of
 from magi_attention.common._arguments import as_bool, check_int, without_padding
 from magi_attention.config import DispatchConfig, DistAttnConfig
@@ -25,8 +26,9 @@ from magi_attention.integrations._documents import (
     lengths_between,
 )
 from magi_attention.integrations._mask_spec import AttnMaskSpec
-from magi_attention.integrations._model_plans import Heads, make_plan
+from magi_attention.integrations._model_plans import Heads, make_plan, on_plan
 from magi_attention.integrations._packed_batch import refuse_other_samples, required
+from magi_attention.plan import BoundPlan
 
 _HOST = torch.device("cpu")  # whatever torch's default device is
 FORMAT = "magi"  # not "thd": rows keep a batch axis of 1 and rotary tables go by rows
@@ -113,7 +115,11 @@ class MagiPackedSeqParams(PackedSeqParams):
         if found is None:
             group = self.plan.cp_group
             spec = self.documents.spec(window)
-            found = self._windows[window] = make_plan(spec, self.heads, group, on=self.plan)
+            if isinstance(self.plan, BoundPlan) and group is not None:  # of prepare_micro_batch
+                found = on_plan(spec, self.heads, self.plan)
+            else:
+                found = make_plan(spec, self.heads, group, on=self.plan)
+            self._windows[window] = found
         return found
 
 
@@ -169,24 +175,75 @@ def prepare_batch(
     missing = -documents.total % unit if documents.total else unit
     documents = replace(documents, total=documents.total + missing)
     plan = _equal_plan(documents.spec(), heads_of_rank(config), cp_group)
-    bound = bound_of(plan)
     if "position_ids" not in rows:
         rows["position_ids"] = documents.position_ids()[: documents.total - missing]
-    last = int(rows["position_ids"].max()) if rows["position_ids"].numel() else 0
-    local = {}
-    for name, value in rows.items():
+    for name, value in rows.items() if missing else ():
         filler = pad_id if _ROWS[name] is None else _ROWS[name]
-        value = torch.cat((value, value.new_full((missing,), filler))) if missing else value
-        local[name] = bound.dispatch(value).unsqueeze(0)
+        rows[name] = torch.cat((value, value.new_full((missing,), filler)))
+    others = {name: value for name, value in batch.items() if name not in _DESCRIBED}
+    return {**others, **_shared_out(rows, documents, plan, heads_of_rank(config))}
+
+
+def prepare_micro_batch(
+    samples: Sequence[Mapping[str, Any]],
+    plan: BatchPlan,
+    micro_batch: int,
+    model: Any,
+    cp_group: dist.ProcessGroup | None = None,
+    *,
+    pad_id: int = 0,
+) -> dict[str, Any]:
+    """Does what prepare_batch does for a micro-batch of a plan of the samples of a step, which all
+    ranks of cp_group have; each is a causal document: tokens [rows], with labels and loss_mask of
+    the same shape. Ranks get different numbers of rows, so that stages of a pipeline need
+    variable_seq_lengths. ValueError under sequence parallelism unless the plan's chunk_size is a
+    multiple of the tensor parallel size. Collective.
+    """
+    config = getattr(model, "config", model)
+    parallel = config.tensor_model_parallel_size if config.sequence_parallel else 1
+    if plan.chunk_size % parallel:
+        raise ValueError(
+            f"plan has chunk_size {plan.chunk_size}; allowed: a multiple of {parallel}, the tensor "
+            "parallel size"
+        )
+    packed, total = plan.packed(micro_batch), plan.mask(micro_batch).rows_q
+    tokens = [as_tensor(required(sample, "tokens", "a sample")) for sample in samples]
+    lengths = tuple(len(tokens[i]) for i, _ in packed)
+    documents = Documents(tuple(row for _, row in packed), lengths, total, True)
+    device = tokens[0].device if tokens else _HOST
+    rows = {"position_ids": documents.position_ids()}
+    fillers = {"tokens": pad_id, "labels": 0, "loss_mask": 0.0}
+    for name, filler in fillers.items():
+        rows[name] = torch.full((total,), filler, device=device)
+        for sample, row in packed:
+            value = samples[sample].get(name)
+            default = 1.0 if name == "loss_mask" else tokens[sample]
+            end = row + len(tokens[sample])
+            rows[name][row:end] = default if value is None else as_tensor(value)
+    refuse_other_samples([rows], cp_group)
+    heads = heads_of_rank(config)
+    num_heads_q, num_heads_kv, head_dim = heads
+    bound = plan.plan(
+        micro_batch, num_heads_q=num_heads_q, num_heads_kv=num_heads_kv, head_dim=head_dim
+    ).bind(cp_group)
+    return _shared_out(rows, documents, bound, heads)
+
+
+def _shared_out(
+    rows: dict[str, torch.Tensor], documents: Documents, plan: AnyPlan, heads: Heads
+) -> dict[str, Any]:
+    """This rank's rows, and what layers and rotary tables need to know of them."""
+    bound = bound_of(plan)
+    last = int(rows["position_ids"].max()) if rows["position_ids"].numel() else 0
+    local = {name: bound.dispatch(value).unsqueeze(0) for name, value in rows.items()}
     device = rows["tokens"].device
     positions = local["position_ids"] = local["position_ids"].to(device)
-    others = {name: value for name, value in batch.items() if name not in _DESCRIBED}
     params = MagiPackedSeqParams(
-        qkv_format=FORMAT, plan=plan, documents=documents, heads=heads_of_rank(config),
+        qkv_format=FORMAT, plan=plan, documents=documents, heads=heads,
         position_ids=positions[0], has_next=bound.dispatch(documents.has_next()).to(device),
         rotary_rows=RowsAt.of(positions[0], last),
     )  # fmt: skip
-    return {**others, **local, "attention_mask": None, "packed_seq_params": params}
+    return {**local, "attention_mask": None, "packed_seq_params": params}
 
 
 _BOUNDS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from magi_attention.common._lru import LruCache
 from magi_attention.config import DispatchConfig, DistAttnConfig
 from magi_attention.integrations._bound import AnyPlan
 from magi_attention.integrations._mask_spec import AttnMaskSpec
-from magi_attention.plan import Plan
+from magi_attention.plan import BoundPlan, Plan
 
 Heads = tuple[int, int, int]  # of queries, of keys and values, head dim
 _MASKS_KEPT = 16
@@ -97,6 +97,15 @@ def make_plan(
     )
 
 
+def on_plan(spec: AttnMaskSpec, heads: Heads, on: BoundPlan) -> BoundPlan:
+    """A bound plan of another mask over the rows of one."""
+    num_heads_q, num_heads_kv, head_dim = heads
+    return Plan.from_ranges(
+        *spec.ranges(), spec.total_seqlen, cp_size=on.plan.cp_size, num_heads_q=num_heads_q,
+        num_heads_kv=num_heads_kv, head_dim=head_dim, on=on.plan,
+    ).bind(on.cp_group)  # fmt: skip
+
+
 def _plan_alone(spec: AttnMaskSpec, heads: Heads, config: DistAttnConfig) -> AnyPlan:
     """All placements of one rank are equal."""
     seen = spec.fingerprint(), heads, config, key_snapshot()
@@ -119,20 +128,29 @@ def plans_of_documents(
     """The plan of packed causal documents for a model of transformers: of its sliding window where
     all layers have one, and a dict by type of layer where they differ, on one placement.
     """
+    plans: dict[str, AnyPlan] = {}
+    for layer_type, spec, heads in specs_of_layers(model, seqlens):
+        first = next(iter(plans.values()), None)
+        plans[layer_type] = make_plan(spec, heads, cp_group, config, first)
+    return plans if len(plans) > 1 else next(iter(plans.values()))
+
+
+def specs_of_layers(
+    model: Any, seqlens: Sequence[int]
+) -> Iterator[tuple[str, AttnMaskSpec, Heads]]:
+    """Types of attention layers of a model, full_attention, which sees most, first, with their mask
+    of packed causal documents and their heads.
+    """
     text = config_of(model)
     kinds = dict.fromkeys(getattr(text, "layer_types", None) or ())
     types = [kind for kind in kinds if kind not in UNATTENDED_LAYERS]
     window = getattr(text, "sliding_window", None)
     if not types:
         types = ["sliding_attention" if _has_window_everywhere(text) else "full_attention"]
-    plans: dict[str, AnyPlan] = {}
-    for layer_type in sorted(types):  # full_attention, which sees most, places the rows
+    for layer_type in sorted(types):
         size = _window_of(text, layer_type, window)
         spec = AttnMaskSpec.varlen(seqlens, window_size=(-1 if size is None else size - 1, 0))
-        first = next(iter(plans.values()), None)
-        heads = heads_of(_config_of_layers(text, layer_type))
-        plans[layer_type] = make_plan(spec, heads, cp_group, config, first)
-    return plans if len(plans) > 1 else next(iter(plans.values()))
+        yield layer_type, spec, heads_of(_config_of_layers(text, layer_type))
 
 
 def _config_of_layers(config: Any, layer_type: str) -> Any:

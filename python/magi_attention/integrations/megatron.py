@@ -41,6 +41,7 @@ from magi_attention.integrations._megatron_batch import (
     MagiPackedSeqParams,
     RowsAt,
     prepare_batch,
+    prepare_micro_batch,
 )
 from magi_attention.integrations._megatron_latents import put_latents_under_plans
 from magi_attention.integrations._megatron_recurrent import put_under_plans
@@ -429,5 +430,6 @@ def te_checkpoint(
 
 __all__ = [
     "FORMAT", "MagiCoreAttention", "MagiPackedSeqParams", "adapt_model", "checkpoint",
-    "prepare_batch", "roll_tensor", "save_attention", "te_checkpoint", "with_magi_attention",
+    "prepare_batch", "prepare_micro_batch", "roll_tensor", "save_attention", "te_checkpoint",
+    "with_magi_attention",
 ]  # fmt: skip

@@ -209,8 +209,7 @@ class MagiCollator:
         refused, own = None, []
         try:
             for sample in samples:
-                _refuse_unused(sample, self._parameters)
-                own += _documents_of(sample)
+                own += self.documents_of(sample)
         except (TypeError, ValueError) as error:  # others wait for this rank's samples
             refused, own = error, []
         samples = self._of_group(own, refused)
@@ -221,6 +220,13 @@ class MagiCollator:
         self._tell(first, len(lengths))
         arguments = rows_of_rank(first, ids, labels, positions, self.model)
         return {**arguments, PLAN_KEYWORD: plans}
+
+    def documents_of(self, sample: Mapping[str, Any]) -> list[dict[str, torch.Tensor]]:
+        """The documents of a sample, without padding: input_ids, labels, and position_ids where it
+        has them. ValueError for a sample that holds more than is used.
+        """
+        _refuse_unused(sample, self._parameters)
+        return _documents_of(sample)
 
     def deal(self, loader: DataLoader) -> DataLoader:
         """A loader of the same dataset and order that has this rank's batches: of its own, or those
@@ -367,6 +373,8 @@ class MagiCallback(TrainerCallback):
                     f"accelerator_config has {name} True; allowed: False, as the collator deals "
                     "batches out"
                 )
+        if hasattr(trainer.data_collator, "num_micro_batches"):
+            trainer.data_collator.num_micro_batches = args.gradient_accumulation_steps
         deal_in_trainer(trainer)
         weigh_losses(trainer)
         if trainer.compute_metrics:
