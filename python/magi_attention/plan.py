@@ -10,6 +10,7 @@ from functools import cached_property, partial
 
 import torch
 import torch.distributed as dist
+from torch._compile import _disable_dynamo
 
 from magi_attention._group_holders import holds_groups
 from magi_attention._native.handles import MaskHandle, PlacementHandle, PlanHandle
@@ -484,7 +485,7 @@ class BoundPlan:
         """Attention of this rank's rows to latents, for calc_latent_attn."""
         return LatentAttention(self.needed_keys, self.attention, self.plan.price_latents)
 
-    @torch.compiler.disable
+    @_disable_dynamo  # as torch.compiler.disable, which would load the compiler now
     def calc_latent_attn(
         self,
         q: torch.Tensor,

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import dense
-from magi_attention import plan
 from magi_attention._native import allocator, attention
 from magi_attention._native.allocator import TORCH_ALLOCATOR, AttentionHandle, AttentionOptions
 from magi_attention._native.attention import TENSOR
 from magi_attention._native.library import PreparedCall, lib, use_allocator
 from magi_attention._native.vtable import Communicator
 from magi_attention.env import comm
+from magi_attention.functional import _rank_attention
 from pipeline_cases import Case, check_attention, make_key, make_tensors
 from ranks import over
 from test_api_helpers import make_plan
@@ -38,7 +38,7 @@ def test_margins_by_pass(group, forward: str, backward: str, wanted: list):
     """Each pass has the margin of its variable, and results are what they are without."""
     case, made = Case(rows=131), []
 
-    class Seen(plan.AttentionHandle):
+    class Seen(AttentionHandle):
         def __init__(self, handle, communicator, exchange_sms, *others):
             made.append(exchange_sms)
             super().__init__(handle, communicator, exchange_sms, *others)
@@ -46,7 +46,7 @@ def test_margins_by_pass(group, forward: str, backward: str, wanted: list):
     for name, value in zip(MARGINS, (forward, backward)):
         if value:
             os.environ[name] = value
-    with mock.patch.object(plan, "AttentionHandle", Seen):
+    with mock.patch.object(_rank_attention, "AttentionHandle", Seen):
         key = make_key(dense.masks(131)["causal"], case, group)
         check_attention("causal", key, dense.masks(131)["causal"], case, make_tensors(case))
     assert made == wanted, made
