@@ -184,6 +184,41 @@ def test_changed_results_are_refused():
         out.sum().backward()
 
 
+def test_kept_attention_without_recomputation():
+    """Inference mode, whose tensors have no versions, through checkpoints that run twice."""
+    x = torch.randn(12, 4, 8, dtype=torch.float64)
+    mask = masks.from_cu_seqlens([0, 12])
+
+    def layer(y):
+        return attention(y, y, y, mask)
+
+    for context_fn in (save_attention, Offload().save_attention):
+        with torch.inference_mode():
+            found = checkpoint(keeping_attention(layer, context_fn), x, use_reentrant=True)
+            assert torch.equal(found, layer(x))
+
+
+def test_kept_attention_of_a_function_made_before_other_attention():
+    mask = masks.from_cu_seqlens([0, 12])
+
+    def layer(y):
+        return attention(y.sin(), y, y, mask)
+
+    def kept(y):
+        run = keeping_attention(layer)
+        return checkpoint(run, layer(y), use_reentrant=True)
+
+    torch.manual_seed(1)
+    gradients = []
+    start = torch.randn(12, 4, 8, dtype=torch.float64)
+    for function, context_fn in ((lambda y: layer(layer(y)), None), (kept, save_attention)):
+        x = start.clone().requires_grad_()
+        around = {} if context_fn is None else {"context_fn": context_fn}
+        checkpoint(function, x, use_reentrant=False, **around).square().sum().backward()
+        gradients.append(x.grad)
+    check_equal(gradients[1:], gradients[:1])
+
+
 def test_kept_attention_leaves_operators_alone():
     """No mode of torch sees those of a layer, which takes time for each."""
     x = torch.randn(12, 4, 8, dtype=torch.float64, requires_grad=True)

@@ -63,6 +63,8 @@ class Keeping(_Context):
 
     def call(self, function: Callable, arguments: tuple) -> Any:
         results = self.call_outside(function, arguments)
+        if torch.is_inference_mode_enabled():  # nothing is computed again
+            return results
         packed = [None if x is None else self._pack(x.detach()) for x in results]
         self._found.append(packed)
         return results

@@ -62,9 +62,11 @@ def keeping_attention(
     """function for one checkpoint that runs it twice by itself and takes no context_fn, such as
     torch's with use_reentrant=True: the first call keeps attention, the later one is given it.
     """
-    contexts = [*context_fn()]
+    contexts: list[Any] = []
 
     def run(*arguments: Any, **keywords: Any) -> Any:
+        if not contexts:  # what a checkpoint around has kept is known at the first call
+            contexts.extend(context_fn())
         with contexts.pop(0) if len(contexts) > 1 else contexts[0]:
             return function(*arguments, **keywords)
 
