@@ -144,6 +144,26 @@ def test_what_does_not_fit(group):
     )
 
 
+@over(2)
+def test_autocast_changes_nothing(group):
+    """Projections are of the type of q, and so are their gradients inside of autocast, where torch
+    projects these by itself with "expanded".
+    """
+    bound = bound_of(group, "causal")
+    for mode in ("latent", "expanded"):
+        found = []
+        for is_on in (False, True):
+            given = leaves(torch.float32)
+            local = [bound.dispatch(x).detach().requires_grad_() for x in given[:3]]
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+                out, _ = bound.calc_latent_attn(*local, given[3], mode=mode)
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_on and mode == "latent"):
+                out.sum().backward()
+            found.append([out.detach(), *(x.grad for x in (*local, given[3]))])
+        for x, y in zip(*found, strict=True):
+            assert (x - y).abs().max() <= 1e-5 * x.abs().max(), mode
+
+
 def mla(cp_size: int, rows: int = 1 << 16, bounds=None, **options) -> Plan:
     """A plan of DeepSeek's heads."""
     mask = masks.from_cu_seqlens([0, rows] if bounds is None else bounds)

@@ -178,7 +178,8 @@ class _Latents(torch.autograd.Function):
         with latents.needed.backward("attention"):
             saved = ctx.saved_tensors
             dout = torch.zeros_like(saved[3]) if dout is None else dout
-            dq, drows, dweight = latents.backward(dout, dlse, saved, shape, options)
+            with torch.autocast(dout.device.type, enabled=False):
+                dq, drows, dweight = latents.backward(dout, dlse, saved, shape, options)
             (down,) = latents.needed.returned((drows,), call)
         return dq, down.to(dq.dtype), dweight, None, None, None, None
 
@@ -211,17 +212,18 @@ def attend_to_latents(
     except Exception as error:
         attention.refuse(error)
         raise
-    if latents.mode(mode, shape.latent, shape.rope) == "expanded":
-        k, v = expand(latent, rope, weight, shape.heads, shape)
-        # Narrower than the plan's: zeros change nothing.
-        v = pad(v, (0, attention.local_shape.head_dim_v - shape.value))
-        out, meta = bound.calc_attn(q, k, v, None, *numbers)
-        return out[..., : shape.value], meta
-    options = Options(scale, softcap, is_fast_backward=attention.is_fast_backward)
-    rows = torch.cat((latent, rope), 1)
-    call = attention.begin_gathered(q, rows.unsqueeze(1), options, latent=shape.latent)
-    out, lse = _Latents.apply(q, rows, weight, latents, shape, options, call)
-    return out, AttnForwardMeta(lse, None)
+    with torch.autocast(q.device.type, enabled=False):  # projections are of the type of q
+        if latents.mode(mode, shape.latent, shape.rope) == "expanded":
+            k, v = expand(latent, rope, weight, shape.heads, shape)
+            # Narrower than the plan's: zeros change nothing.
+            v = pad(v, (0, attention.local_shape.head_dim_v - shape.value))
+            out, meta = bound.calc_attn(q, k, v, None, *numbers)
+            return out[..., : shape.value], meta
+        options = Options(scale, softcap, is_fast_backward=attention.is_fast_backward)
+        rows = torch.cat((latent, rope), 1)
+        call = attention.begin_gathered(q, rows.unsqueeze(1), options, latent=shape.latent)
+        out, lse = _Latents.apply(q, rows, weight, latents, shape, options, call)
+        return out, AttnForwardMeta(lse, None)
 
 
 def latent_shape(
