@@ -9,9 +9,9 @@ LAST = "Guides"
 # What pages show by a link; not_in_nav of mkdocs.yml names the same.
 APART = (
     "source/", "pictures/", "api/", "log/", "performance.md",
-    "bounds.md", "calibration.md", "exchange_memory.md", "heads.md", "nodes.md", "record.md",
-    "kernels/blocks.md", "kernels/calls.md", "kernels/device_list.md", "kernels/listed.md", "kernels/proofs.md", "kernels/schedules.md",
-    "kernels/splits.md",
+    "bounds.md", "calibration.md", "exchange_memory.md", "moving_queries.md", "nodes.md",
+    "record.md", "kernels/blocks.md", "kernels/calls.md", "kernels/device_list.md",
+    "kernels/listed.md", "kernels/proofs.md", "kernels/schedules.md", "kernels/splits.md",
 )  # fmt: skip
 
 
