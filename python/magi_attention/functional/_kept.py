@@ -99,8 +99,6 @@ class _Giving(_Context):
 
 
 def keeping_around() -> Keeping | None:
-    """The innermost context around that keeps."""
+    """The context that calls go through, if it keeps."""
     context = _state.context
-    while context is not None and not isinstance(context, Keeping):
-        context = context.outer
-    return context
+    return context if isinstance(context, Keeping) else None
