@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -7,13 +8,15 @@
 #include "simulate/batches.hpp"
 #include "simulate/sweep.hpp"
 
-// Steps of 20 batches of 8 samples a rank on 8 to 1,024 ranks in nodes of 8: a table on standard
-// output, and a picture with --out. batch_growth [--out FILE] [--draws
-// bench/data/document_draws.json]
+// Steps of batches of 8 samples a rank on 8 to 1,024 ranks in nodes of 8, 20 on up to 64 ranks and
+// fewer on more: a table on standard output, and a picture with --out.
+// batch_growth [--out FILE] [--draws bench/data/document_draws.json]
 namespace magi::bench {
 namespace {
 
-constexpr int kBatches = 20;
+/// Of a size: what a batch takes grows with the square of its ranks.
+int num_batches(std::int32_t ranks) { return std::clamp(1280 / ranks, 2, 20); }
+
 constexpr int kSamplesPerRank = 8;
 
 /// Means over batches that the scheme can hold.
@@ -39,8 +42,8 @@ cli::SweepRow row_of(const std::string& scheme, std::int32_t ranks, const Mean& 
   std::cout << ranks << " ranks, " << scheme << ": " << row.figures.step_seconds()
             << " s, GB a rank " << static_cast<double>(row.figures.passes[0].bytes[0]) / 1e9 / ranks
             << " in nodes, " << static_cast<double>(row.figures.passes[0].bytes[1]) / 1e9 / ranks
-            << " between, " << mean.sum.most_rows << " rows at most, " << mean.count
-            << " batches\n";
+            << " between, " << mean.sum.most_rows << " rows at most, " << mean.count << " batches\n"
+            << std::flush;
   return row;
 }
 
@@ -51,7 +54,7 @@ void run(const Options& options) {
     RandomStream random(static_cast<std::uint64_t>(ranks));
     const BatchConfig config{.num_ranks = ranks, .rows_per_rank = 16384, .devices_per_node = 8};
     std::map<std::string, Mean> means;
-    for (int i = 0; i < kBatches;) {
+    for (int i = 0; i < num_batches(ranks);) {
       const auto samples = draw_samples(bins, kSamplesPerRank * ranks, random);
       const auto longest = std::ranges::max_element(samples, {}, &BatchSample::rows);
       if (longest->rows > config.rows_per_rank * ranks) continue;  // fits nowhere
