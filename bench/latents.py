@@ -74,7 +74,10 @@ def error_of(sides: dict[str, Side]) -> float:
     for side in sides.values():
         x, _, _, dout = side.tensors
         out, saved = side.attention.forward(x)
-        found.append([out.detach(), *side.attention.backward(dout, saved)])
+        of_x, *of_weights = side.attention.backward(dout, saved)
+        for gradient in of_weights:  # the up projection's parts are split otherwise over ranks
+            dist.all_reduce(gradient)
+        found.append([out.detach(), of_x, *of_weights])
     pairs = zip(*found)
     return max(((a.float() - b.float()).norm() / b.float().norm()).item() for a, b in pairs)
 

@@ -504,7 +504,8 @@ class BoundPlan:
         - q [rows, heads_q, dim]; latent [rows, latent dim], as the projection takes it; k_rope
           [rows, rope dim], rotated: the last elements of each head's key. up_projection [heads_kv *
           (dim - rope dim + dim of v), latent dim]: a weight as torch.nn.Linear has it, of each head
-          those of its key before those of its value. Its gradient is that of this rank's rows of q.
+          those of its key before those of its value. The sum of its gradients over the ranks is
+          that of the whole; each mode splits the sum in its own way.
         - mode: "latent": latent and k_rope travel, to the ranks that need them, once, and are
           projected there, in forward and backward; their gradients are added at their owners, in
           the order of the ranks. "expanded": keys and values travel, as in calc_attn. Both give the
