@@ -41,8 +41,7 @@ class BlockScheduler {
       : shared_(shared), params_(params) {}
 
   __device__ __forceinline__ void run() {
-    auto ticket = static_cast<std::int32_t>(blockIdx.x);
-    while (ticket < params_.num_items) {
+    for (std::int32_t ticket = take_ticket(); ticket < params_.num_items;) {
       const std::int32_t item = ticket;
       ticket = take_ticket();
       run_item(item);
@@ -51,10 +50,10 @@ class BlockScheduler {
   }
 
  private:
-  /// The counter wraps to 0 by itself: each item draws one ticket.
+  /// As those of Scheduler.
   __device__ __forceinline__ std::int32_t take_ticket() const {
-    const auto limit = static_cast<unsigned>(params_.num_items - 1);
-    return static_cast<std::int32_t>(gridDim.x + atomicInc(params_.ticket, limit));
+    const auto limit = static_cast<unsigned>(params_.num_items) + gridDim.x - 1;
+    return static_cast<std::int32_t>(atomicInc(params_.ticket, limit));
   }
 
   /// The items of a q block and kv head, which read the same keys, lie side by side.

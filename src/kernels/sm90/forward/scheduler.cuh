@@ -57,8 +57,9 @@ class Scheduler {
   __device__ __forceinline__ void run() {
     init_arrivals(shared_.wait.arrivals, params_.arrivals);
     if (params_.is_for_deferred) ptx::await_kernels_before();
-    auto ticket = static_cast<std::int32_t>(blockIdx.x);
-    while (ticket < num_items()) {
+    shared_.wait.num_items = count_items();
+    std::int32_t ticket = take_ticket();
+    while (ticket < shared_.wait.num_items) {
       const std::int32_t index = params_.is_for_deferred ? params_.deferred.items[ticket] : ticket;
       const Item item = load_item<kC>(params_, num_works(), index, shared_.part, shared_.wait);
       if (ticket < static_cast<std::int32_t>(gridDim.x)) begin(item);
@@ -75,8 +76,8 @@ class Scheduler {
   }
 
  private:
-  /// Begins with the first item, of which the list alone has been read: waits for the kernels
-  /// before.
+  /// Begins with an item, of which the list alone has been read: waits for the kernels before. Who
+  /// takes a later first item than one for each CTA need not: another CTA has waited.
   __device__ __forceinline__ void begin(const Item& item) const {
     if (params_.is_beside) return;
     if (item.record_begin < item.record_end) ptx::prefetch(params_.records + item.record_begin);
@@ -87,15 +88,17 @@ class Scheduler {
   __device__ __forceinline__ std::int32_t num_works() const {
     return params_.outcome == nullptr ? params_.num_works : params_.outcome->num_works;
   }
-  __device__ __forceinline__ std::int32_t num_items() const {
+  __device__ __forceinline__ std::int32_t count_items() const {
     return params_.is_for_deferred ? static_cast<std::int32_t>(*params_.deferred.count)
                                    : num_works() * params_.head_groups;
   }
 
-  /// The counter wraps to 0 by itself: each item draws one ticket.
+  /// The counter wraps to 0 by itself: each item draws one ticket, and each CTA one that is no
+  /// item. NOTE: the first item is taken like any other. One that belonged to a CTA by its number
+  /// would wait where another kernel, such as a collective call, holds the CTA's multiprocessor.
   __device__ __forceinline__ std::int32_t take_ticket() const {
-    const auto limit = static_cast<unsigned>(num_items() - 1);
-    return static_cast<std::int32_t>(gridDim.x + atomicInc(params_.ticket, limit));
+    const auto limit = static_cast<unsigned>(shared_.wait.num_items) + gridDim.x - 1;
+    return static_cast<std::int32_t>(atomicInc(params_.ticket, limit));
   }
 
   /// Waits for the item's keys; false where it is deferred.

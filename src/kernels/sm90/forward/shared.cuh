@@ -54,8 +54,10 @@ struct ItemPart {
   std::int32_t partial;  ///< a split's place among PartialRows; -1: the item is a whole tile
 };
 
-/// The flags that the scheduler's item waits for. Sources and index are set where a launch waits.
+/// What the scheduler knows of the launch, and the flags that its item waits for. Sources and index
+/// are set where a launch waits.
 struct ItemWait {
+  std::int32_t num_items;    ///< of the launch
   std::int32_t first_flags;  ///< of the item's first run
   std::uint32_t sources;     ///< of in-flight keys
   std::int32_t index;        ///< the item's place in the list's order
