@@ -5,7 +5,7 @@ from __future__ import annotations
 
 # The first part whose words are in a kernel's name has its time; others are elementwise.
 PARTS = {
-    "communication": ("nccl", "push_kernel", "exchange"),
+    "communication": ("nccl", "push_kernel", "await_kernel", "exchange"),
     "optimizer": ("adam", "multi_tensor"),
     "attention": ("magi", "flash", "fmha", "sdpa", "attention"),
     "products": ("gemm", "nvjet", "cutlass", "cublas", "xmma", "_mm"),

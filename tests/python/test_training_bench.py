@@ -5,6 +5,7 @@ import json
 import pathlib
 import sys
 from unittest import mock
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ sys.path.insert(0, str(BENCH))
 training = pytest.importorskip("training", reason="the benches are not here")
 step_parts = pytest.importorskip("distributed.step_parts")
 trainings = pytest.importorskip("distributed.trainings")
+training_plots = pytest.importorskip("training_plots")
 BOTH = ("whole", "saved")
 
 
@@ -114,3 +116,18 @@ def test_parts_of_a_trace():
         "products": 4.0, "attention": 1.0, "optimizer": 0.5, "elementwise": 0.5, "copies": 0.0,
         "communication": 2.0, "host": 2.0,
     }  # fmt: skip
+
+
+def test_bars_of_a_step():
+    """A bar is what 1,000 tokens take, by the traced step's parts."""
+    parts = dict.fromkeys(training_plots.PARTS, 0.0) | {"products": 30.0, "attention": 10.0}
+    sides = {
+        "ours.saved": {"tokens_per_second": 50000.0, "parts_ms": parts},
+        "alone.whole": {"tokens_per_second": 40000.0},
+    }
+    found = training_plots.bars_of({"causal.64k": {"sides": sides}, "new_mask.64k": {"ms": 1.0}})
+    assert list(found) == ["causal.64k"]
+    (bar,) = found["causal.64k"].values()
+    assert (bar["products"], bar["attention"], bar["host"]) == (15.0, 5.0, 0.0)
+    texts = [x.text for x in ElementTree.fromstring(training_plots.picture("A & B", found)).iter()]
+    assert {"A & B", "magi, attention saved", "products 15.00 ms", "20.0 ms"} <= set(texts)
