@@ -6,6 +6,7 @@ process group. No globals.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import cached_property, partial
 
 import torch
@@ -41,7 +42,7 @@ from magi_attention.functional.latent_attn import LatentAttention, attend_to_lat
 from magi_attention.functional.latent_price import LatentPrice, price_latents
 from magi_attention.functional.needed_rows import plan_of_keys
 from magi_attention.functional.rows import dispatch_padded, roll_p2p, undispatch_func
-from magi_attention.functional.sparse_dist_attn import NeededKeys, attend_to_chosen_keys
+from magi_attention.functional.sparse_dist_attn import NeededKeys, attend_to_chosen_keys, chosen_of
 from magi_attention.masks import Mask
 from magi_attention.rows import Rows, num_valid_rows
 from magi_attention.training_memory import ModelShape, Training, TrainingMemory, memory_of_plan
@@ -456,29 +457,42 @@ class BoundPlan:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        index_sparse_indices: torch.Tensor,
+        index_sparse_indices: torch.Tensor | Callable[[], torch.Tensor] | None = None,
         sparse_k_block_size: int = 1,
         softmax_scale: float | None = None,
         softcap: float = 0.0,
+        *,
+        block_mask: torch.Tensor | Callable[[], torch.Tensor] | None = None,
+        q_block_size: int = 1,
     ) -> tuple[torch.Tensor, SparseForwardMeta]:
         """Attention of this rank's rows q [rows, heads_q, dim] to keys that are chosen anew in
         every call, inside of what the plan's mask allows for; k, v [rows, heads_kv, dim] are this
-        rank's rows. Collective, on CPU ranks.
+        rank's rows. Collective. On GPUs the host waits for nothing.
 
-        index_sparse_indices: int32 [rows, heads_kv, n], rows of the sequence, or blocks of
-        sparse_k_block_size of them, in any order; -1: none; one that stands n times counts n times.
-        The plan's mask says which keys come to a rank: all that one of its queries could see, once,
-        whatever is chosen. Of these a list may name any. Results of a query whose list names keys
-        that did not come are NaN. Entries outside the sequence count as none; meta.error_word tells
-        of both kinds, and with MAGI_ATTENTION_SANITY_CHECK=1 they are ValueError. So are tensors of
-        other shapes than the plan's for this rank (its rows with or without the padding).
+        One of these says which keys; or a function without arguments that gives it, which on a GPU
+        computes while keys come:
+        - index_sparse_indices: int32 [rows, heads_kv, n], rows of the sequence, or blocks of
+          sparse_k_block_size of them, in any order; -1: none; one that stands n times counts n
+          times. With q_block_size a list for each block of so many of this rank's rows, [q_blocks,
+          heads_kv, n].
+        - block_mask: bool [heads_kv or 1, q_blocks, k_blocks]: blocks of this rank's rows, and
+          blocks of the sequence.
 
-        Returns out and a meta with lse, which gradients come through. NotImplementedError on GPUs
-        and where the plan is bound with a backend other than the library's own.
+        q_block_size divides the plan's chunk_size, so that blocks of rows are blocks of the
+        sequence. The plan's mask says which keys come to a rank: all that one of its queries could
+        see, once, whatever is chosen. Of these any may be named; of blocks those that come whole.
+        Results of a query for which others are named are NaN. Entries outside the sequence count as
+        none; meta.error_word tells of both kinds, and with MAGI_ATTENTION_SANITY_CHECK=1 they are
+        ValueError. So are tensors of other shapes than the plan's for this rank (its rows with or
+        without the padding). With MAGI_ATTENTION_DETERMINISTIC_MODE=1 gradients have equal bits in
+        every call. On a GPU lists of single queries take head dims up to 128.
+
+        Returns out and a meta with lse, which gradients come through. NotImplementedError where the
+        plan is bound with a backend other than the library's own.
         """
+        chosen = chosen_of(index_sparse_indices, block_mask, q_block_size, sparse_k_block_size)
         numbers = softmax_scale, softcap
-        lists = index_sparse_indices, sparse_k_block_size
-        return attend_to_chosen_keys((q, k, v), *lists, self.needed_keys, self.attention, numbers)
+        return attend_to_chosen_keys((q, k, v), chosen, self.needed_keys, self.attention, numbers)
 
     @cached_property
     def latents(self) -> LatentAttention:

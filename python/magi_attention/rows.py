@@ -29,7 +29,8 @@ class Rows:
     """Selects, gathers, reduces and rolls rows along axis 0. select makes no communication; the
     others are collective, in the same order on all ranks.
 
-    count: own rows, padding included; num_valid: those that come before the padding.
+    count: own rows, padding included; num_valid: those that come before the padding; chunk_size:
+    rows that are placed together.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class Rows:
         rank = 0 if cp_group is None else dist.get_rank(cp_group)
         self._is_of_gpus = cp_group is not None and dist.get_backend(cp_group) == "nccl"
         self.count = placement.rows_of(rank)
-        self._placement = placement
-        self._is_alone = placement.info().num_ranks == 1  # rows are in the order of the sequence
+        self._placement, info = placement, placement.info()
+        self.chunk_size = info.chunk_size
+        self._is_alone = info.num_ranks == 1  # rows are in the order of the sequence
         self._rank = rank
         self._ids_on: dict[torch.device, torch.Tensor] = {}
         self._digest, self._agreed = plan_digest, LruCache(_CALLS_KEPT)

@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import dense
 from magi_attention import api, masks
@@ -91,8 +92,8 @@ def chosen_inside_a_window(group, block: int = 1, uneven: bool = False, rows: in
 def test_keys_that_did_not_come(group, rows: int = 150):
     """A list that names them gives NaN in its heads alone, and is told."""
     bound = bound_under(window_of(rows, 20), group)
-    places = bound.needed_keys.places(bound.local_rows, torch.device("cpu"))
-    absent = (places[:rows] < 0).nonzero().flatten()
+    found = bound.needed_keys.blocks(bound.local_rows, 1, torch.device("cpu"))
+    absent = (found.places[2:-1] < 0).nonzero().flatten()
     own = torch.arange(rows).view(-1, 1, 1).expand(-1, HEADS[1], 1).int().contiguous()
     lists = bound.dispatch(own, pad_value=-1)
     lists = torch.cat((lists, torch.full_like(lists, -1)), dim=2)
@@ -160,6 +161,105 @@ def test_blocks_that_all_ranks_know(group, is_causal: bool, rows: int = 150):
         tensors(rows),
         counts,
     )
+
+
+def masks_of_blocks(sizes: tuple[int, int], rows: int) -> torch.Tensor:
+    """Random blocks for each kv head, of those that end before a block of queries begins."""
+    first = torch.arange(0, rows, sizes[0]).view(-1, 1)
+    end = torch.arange(sizes[1], rows + sizes[1], sizes[1]).clamp(max=rows)
+    shape, generator = (HEADS[1], len(first), len(end)), torch.Generator().manual_seed(3)
+    return (torch.rand(shape, generator=generator) < 0.5) & (end <= first)
+
+
+def local_blocks(bound, visible: torch.Tensor, size: int) -> torch.Tensor:
+    """A rank's blocks of queries of a mask of all; those of padding see nothing."""
+    by_row = visible.transpose(0, 1).repeat_interleave(size, 0)[: bound.total_seqlen]
+    return bound.dispatch(by_row, pad_value=0)[::size].transpose(0, 1).contiguous()
+
+
+def as_lists(visible: torch.Tensor) -> torch.Tensor:
+    numbers = torch.arange(visible.shape[2], dtype=torch.int32)
+    return torch.where(visible, numbers, -1).transpose(0, 1).contiguous()
+
+
+@over(1, 4)
+@pytest.mark.parametrize("sizes", [(16, 16), (8, 4), (16, 24), (1, 7), (4, 1)])
+def test_blocks_of_queries(group, sizes: tuple[int, int], rows: int = 500):
+    """Masks and lists, per kv head, that lie in blocks where they come, and that do not."""
+    bound = bound_under(masks.from_cu_seqlens([0, rows]), group)
+    visible = masks_of_blocks(sizes, rows)
+    counts = counts_of_blocks(visible, HEADS[0] // HEADS[1], sizes, rows, rows).double()
+    local = local_blocks(bound, visible, sizes[0])
+    given = {"block_mask": local}, {"block_mask": lambda: local}
+    for chosen in (*given, {"index_sparse_indices": as_lists(local)}):
+
+        def call(q, k, v, chosen=chosen):
+            out, meta = bound.calc_sparse_attn(
+                q, k, v, **chosen, sparse_k_block_size=sizes[1], q_block_size=sizes[0]
+            )
+            assert meta.error_word.tolist() == [0, -1]
+            return out, meta
+
+        check_results(bound, call, tensors(rows), counts)
+
+
+@over(2, 4)
+def test_blocks_that_did_not_come(group, rows: int = 500):
+    """Whole, or in part: the block of queries gives NaN in the heads that see it, and is told. What
+    nobody chose may hold NaN.
+    """
+    sizes = 8, 12
+    bound = bound_under(window_of(rows, 20), group)
+    blocks = bound.needed_keys.blocks(bound.local_rows, sizes[1], torch.device("cpu"))
+    num_blocks = -(-rows // sizes[1])
+    visible = torch.zeros(HEADS[1], -(-bound.local_rows // sizes[0]), num_blocks).bool()
+    here, absent = blocks.ids[0], (blocks.places[2:-1] < 0).nonzero().flatten()
+    visible[:, :, here] = True
+    chosen = [None] * group.size()
+    dist.all_gather_object(chosen, here, group)
+    q, k, v = (bound.dispatch(x.detach()) for x in tensors(rows))
+    is_unseen = ~torch.isin(bound.rows.position_ids() // sizes[1], torch.stack(chosen))
+    k[is_unseen], v[is_unseen] = float("nan"), float("nan")
+    options = {"sparse_k_block_size": sizes[1], "q_block_size": sizes[0]}
+    wanted, _ = bound.calc_sparse_attn(q, k, v, block_mask=visible, **options)
+    assert wanted.isfinite().all()
+    visible[1, 2, absent[-1]] = True
+    place = (visible.shape[1] + 2) * num_blocks + absent[-1]
+    for chosen in ({"block_mask": visible}, {"index_sparse_indices": as_lists(visible)}):
+        out, meta = bound.calc_sparse_attn(q, k, v, **chosen, **options)
+        assert out[16:24, 2:].isnan().all() and meta.lse[16:24, 2:].isnan().all()
+        out[16:24, 2:] = wanted[16:24, 2:]
+        assert torch.equal(out, wanted)
+        if "block_mask" not in chosen:
+            place = (2 * HEADS[1] + 1) * num_blocks + absent[-1]
+        assert meta.error_word.tolist() == [1, place]
+    os.environ["MAGI_ATTENTION_SANITY_CHECK"] = "1"
+    refuses(
+        lambda: bound.calc_sparse_attn(q, k, v, block_mask=visible, **options),
+        ValueError,
+        "block_mask has 1 entries",
+    )
+
+
+@over(2)
+def test_blocks_on_two_ranks(group, rows: int = 500):
+    """Queries of a block lie on one rank; one form is given; a function's error ends its rank."""
+    bound = bound_under(masks.from_cu_seqlens([0, rows]), group)
+    q, k, v = (bound.dispatch(x.detach()) for x in tensors(rows))
+    visible = torch.zeros(1, -(-bound.local_rows // 12), -(-rows // 16)).bool()
+    options = {"sparse_k_block_size": 16, "q_block_size": 12}
+    for given, text in (
+        ({"block_mask": visible}, "q_block_size is 12; allowed: divisors of 16, the plan's chunk"),
+        ({"block_mask": visible[:, :1], "q_block_size": 16}, r"block_mask has shape \[1, 1, 32\]"),
+        ({}, "neither of them is given"),
+        ({"block_mask": visible, "index_sparse_indices": visible}, "both are given"),
+        ({"block_mask": lambda: visible, "q_block_size": 16}, "block_mask has shape"),
+    ):
+        refuses(
+            lambda given=given: bound.calc_sparse_attn(q, k, v, **(options | given)),
+            ValueError,
+            text,
+        )
 
 
 @over(1, 3)

@@ -304,16 +304,21 @@ def calc_sparse_attn(
     k: torch.Tensor,
     v: torch.Tensor,
     key: DistAttnRuntimeKey,
-    index_sparse_indices: torch.Tensor,
+    index_sparse_indices: torch.Tensor | Callable[[], torch.Tensor] | None = None,
     sparse_k_block_size: int = 1,
     softmax_scale: float | None = None,
     softcap: float = 0.0,
+    *,
+    block_mask: torch.Tensor | Callable[[], torch.Tensor] | None = None,
+    q_block_size: int = 1,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
     """BoundPlan.calc_sparse_attn by a key: attention of this rank's rows to keys that are chosen in
     every call, inside of what the key's mask allows for. MagiAttention has no such function.
     """
-    lists = index_sparse_indices, sparse_k_block_size
-    return runtime_of(key).bound.calc_sparse_attn(q, k, v, *lists, softmax_scale, softcap)
+    return runtime_of(key).bound.calc_sparse_attn(
+        q, k, v, index_sparse_indices, sparse_k_block_size, softmax_scale, softcap,
+        block_mask=block_mask, q_block_size=q_block_size,
+    )  # fmt: skip
 
 
 def get_position_ids(key: DistAttnRuntimeKey) -> torch.Tensor:

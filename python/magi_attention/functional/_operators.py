@@ -145,7 +145,7 @@ def refuse_derivatives(dout, dlse) -> None:
     refuse_tangent("dlse", dlse)
 
 
-_MAX_BLOCK = (1 << 30) - 1
+MAX_BLOCK = (1 << 30) - 1
 
 
 def check_lists(
@@ -158,7 +158,7 @@ def check_lists(
     """Lists int32 [*shape, n] as a plain tensor on the device; block: that of sparse_k_block_size.
     name: of the argument.
     """
-    check_int("sparse_k_block_size", block, 1, _MAX_BLOCK)
+    check_int("sparse_k_block_size", block, 1, MAX_BLOCK)
     with trying("block_sparse_attn_func, which takes bool masks of blocks", "torch.bool"):
         check_type(name, indices, torch.int32, "an int32 tensor")
     if indices.dim() != 3 or tuple(indices.shape[:2]) != shape:

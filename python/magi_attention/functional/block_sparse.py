@@ -22,7 +22,7 @@ from magi_attention.functional._sparse import (
 from magi_attention.functional.flex_flash_attn import flex_flash_attn_func
 from magi_attention.functional.kernel_backend import backend_of_environment
 
-_MAX_BLOCK_SIZE = 256
+MAX_BLOCK_SIZE = 256
 _MAX_RUNS = (1 << 30) - 1
 
 
@@ -68,7 +68,7 @@ def block_sparse_attn_func(
     )  # fmt: skip
     is_causal = as_bool("is_causal", is_causal)
     for name, size in (("q_block_size", q_block_size), ("k_block_size", k_block_size)):
-        check_int(name, size, 1, _MAX_BLOCK_SIZE)
+        check_int(name, size, 1, MAX_BLOCK_SIZE)
     if (block_mask is None) == (block_lists is None):
         what = "neither of them is" if block_mask is None else "both are"
         raise ValueError(f"block_mask, block_lists: {what} given; allowed: one of them")
@@ -79,7 +79,7 @@ def block_sparse_attn_func(
         return attend_to_block_lists(attend, (q, k, v), lists, sink, sink_layout)
     q, k, v = check_qkv(q, k, v, backend_of_environment())
     blocks = Blocks(q.shape[0], k.shape[0], q_block_size, k_block_size, is_causal)
-    mask = _check_mask(block_mask, blocks, k.shape[1], q.device)
+    mask = check_mask(block_mask, blocks, k.shape[1], q.device)
     found = _attend_by_blocks(attend, (q, k, v), (sink, sink_layout), mask, blocks, max_runs)
     if found is not None:
         return found
@@ -128,7 +128,7 @@ def _capacity(mask: torch.Tensor, max_runs: int | None) -> int | None:
     return heads * num_q * -(-num_k // 2) if max_runs is None else max_runs
 
 
-def _check_mask(
+def check_mask(
     mask: torch.Tensor, blocks: Blocks, heads_kv: int, device: torch.device
 ) -> torch.Tensor:
     """block_mask as a plain tensor [heads_kv or 1, q_blocks, k_blocks] on the device."""

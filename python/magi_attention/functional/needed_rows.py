@@ -78,12 +78,16 @@ class NeededRows:
         table = torch.tensor(bands, dtype=torch.int32, device="cpu").view(-1, 6)
         return MaskHandle.from_bands(table, num_rows, num_rows + self.num_received)
 
-    def gather(self, tensors: tuple[torch.Tensor, ...], call: int) -> tuple[torch.Tensor, ...]:
+    def gather(
+        self, tensors: tuple[torch.Tensor, ...], call: int, rows: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
         """Each of the tensors, own rows, with the rows of others behind them; gradients of these go
         back to their owners and are added in the order of the ranks. Collective; call: equal on all
-        ranks.
+        ranks. rows: which of these rows, once each, None: all.
         """
-        return _Gather.apply(self, call, *tensors) if self.moves_rows else tensors
+        if not self.moves_rows and rows is None:
+            return tensors
+        return _Gather.apply(self, call, rows, *tensors)
 
     def fetched(self, tensors: tuple[torch.Tensor, ...], call: int) -> tuple[torch.Tensor, ...]:
         """gather without gradients."""
@@ -162,16 +166,27 @@ class _Gather(torch.autograd.Function):
     """One function of all tensors, so that all ranks move their gradients in one order."""
 
     @staticmethod
-    def forward(ctx, needed: NeededRows, call: int, *tensors):
-        ctx.needed, ctx.call = needed, call
+    def forward(ctx, needed: NeededRows, call: int, rows: torch.Tensor | None, *tensors):
+        ctx.needed, ctx.call, ctx.rows = needed, call, rows
+        ctx.num_rows = tensors[0].shape[0] + needed.num_received
         whole = needed.fetched(tensors, call)
+        if rows is not None:
+            whole = tuple(x.index_select(0, rows) for x in whole)
         ctx.mark_non_differentiable(*(x for x in whole if not x.is_floating_point()))
         return whole
 
     @staticmethod
     def backward(ctx, *gradients):
         with ctx.needed.backward("a gather of needed rows"):
-            given = tuple(dx for dx in gradients if dx.is_floating_point())
-            sums = iter(ctx.needed.returned(given, ctx.call))
+            given = [dx for dx in gradients if dx.is_floating_point()]
+            if ctx.rows is not None:
+                given = [_spread(dx, ctx.rows, ctx.num_rows) for dx in given]
+            sums = iter(ctx.needed.returned(tuple(given), ctx.call))
         back = (next(sums).to(dx.dtype) if dx.is_floating_point() else None for dx in gradients)
-        return None, None, *back
+        return None, None, None, *back
+
+
+def _spread(gradient: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """The gradient of num_rows rows by that of some of them."""
+    whole = gradient.new_zeros((num_rows, *gradient.shape[1:]))
+    return whole.index_copy_(0, rows, gradient)

@@ -3,14 +3,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
 import torch
+from torch.nn.functional import pad
 
 from magi_attention._native.attention import Options
 from magi_attention._native.handles import PlanHandle
+from magi_attention.common._arguments import check_int
+from magi_attention.common._block_ranges import Blocks, error_word_of_lists
 from magi_attention.common._lru import LruCache
 from magi_attention.common.forward_meta import AttnForwardMeta
-from magi_attention.functional._checks import check_params, check_qkv
-from magi_attention.functional._operators import check_lists
+from magi_attention.env.general import is_sanity_check_enable
+from magi_attention.functional._checks import check_params, check_qkv, check_shape
+from magi_attention.functional._operators import MAX_BLOCK, check_lists
 from magi_attention.functional._rank_attention import LocalShape, RankAttention
 from magi_attention.functional._sparse import (
     SparseForwardMeta,
@@ -18,105 +26,210 @@ from magi_attention.functional._sparse import (
     check_own_backend,
     check_word,
 )
+from magi_attention.functional.block_sparse import (
+    MAX_BLOCK_SIZE,
+    block_sparse_attn_func,
+    check_mask,
+)
 from magi_attention.functional.needed_rows import NeededRows
 from magi_attention.rows import Rows
 
 _TABLES_KEPT = 4  # a plan's layers have one length, block and device
+_OUTSIDE, _ABSENT = -2, -3  # in place of entries outside the sequence, and of those elsewhere
+
+
+class KeyBlocks(NamedTuple):
+    """Blocks of the sequence that are here as a whole. places: int32 [blocks + 3], of each from the
+    third on its number among the blocks that lie here, or _ABSENT; in front of them _OUTSIDE and
+    -1, behind them _OUTSIDE. ids: int64, which block of the sequence each one that lies here is, or
+    how many there are: none. rows: of gather's result that hold these blocks, one behind the other;
+    None: all of them. has_all: whether no block is absent.
+    """
+
+    places: torch.Tensor
+    ids: torch.Tensor
+    rows: torch.Tensor | None
+    has_all: bool
+
+
+class Chosen(NamedTuple):
+    """Lists, or a mask, of blocks of so many keys for blocks of so many queries; or a function that
+    gives them.
+    """
+
+    entries: torch.Tensor | Callable[[], torch.Tensor]
+    is_mask: bool
+    q_size: int
+    k_size: int
+
+
+def chosen_of(lists, mask, q_size: int, k_size: int) -> Chosen:
+    """The one that is given of both; ValueError unless it is one."""
+    if (lists is None) == (mask is None):
+        what = "neither of them is" if mask is None else "both are"
+        raise ValueError(f"index_sparse_indices, block_mask: {what} given; allowed: one of them")
+    return Chosen(lists if mask is None else mask, mask is not None, q_size, k_size)
+
+
+class _Found(NamedTuple):
+    """Chosen entries as blocks that lie here; whether those of a block of queries and a kv head, or
+    of all of them, name absent ones, [q_blocks, heads], None: no; the error word, None: the one
+    that attention gives.
+    """
+
+    entries: torch.Tensor
+    is_missing: torch.Tensor | None
+    word: torch.Tensor | None
 
 
 class NeededKeys(NeededRows):
-    """The keys of a plan on one rank, and where each row of the sequence is among them."""
+    """The keys of a plan on one rank, and where each block of the sequence is among them."""
 
     def __init__(self, keys: PlanHandle, rank: int, rows: Rows) -> None:
         super().__init__(keys, rank, rows)
-        self.total = rows.total_seqlen
-        self._places = LruCache(_TABLES_KEPT)
+        self.total, self.chunk_size = rows.total_seqlen, rows.chunk_size
+        self._found = LruCache(_TABLES_KEPT)
 
-    def places(self, num_rows: int, device: torch.device) -> torch.Tensor:
-        """int32 [total + 1]: the row of gather's result, of num_rows own rows, that holds each row
-        of the sequence; -1: it is not here.
-        """
-        table = self._places.get((num_rows, device))
-        if table is None:
-            table = torch.full((self.total + 1,), -1, dtype=torch.int32, device="cpu")
-            for first, ids in ((0, self.own_ids), (num_rows, self.received_ids)):
-                last = first + ids.shape[0]
-                table[ids] = torch.arange(first, last, dtype=torch.int32, device="cpu")
-            table = self._places[num_rows, device] = table.to(device)
-        return table
-
-    def blocks(
-        self, num_rows: int, block: int, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Which blocks of the sequence are here as a whole: int32 [blocks + 1], the number of each
-        among those that are, -1: it is not here; and the rows of gather's result that hold them,
-        one behind the other, None: all of these, in their order.
-        """
-        places = self.places(num_rows, device)
-        if block == 1:
-            return places, None
-        found = self._places.get((num_rows, block, device))
+    def blocks(self, num_rows: int, size: int, device: torch.device) -> KeyBlocks:
+        """The blocks of so many keys among the rows that gather gives for num_rows own rows."""
+        kind = num_rows, size, device
+        found = self._found.get(kind)
         if found is None:
-            num_blocks = -(-self.total // block)
-            rows = torch.full((num_blocks * block,), -1, dtype=torch.int32, device=device)
-            rows[: self.total] = places[: self.total]
-            is_here = rows >= 0
-            is_here[self.total :] = True
-            whole = is_here.view(num_blocks, block).all(1)
-            table = torch.full((num_blocks + 1,), -1, dtype=torch.int32, device=device)
-            table[:-1][whole] = torch.arange(int(whole.sum()), dtype=torch.int32, device=device)
-            rows = rows.view(num_blocks, block)[whole].flatten()
-            found = self._places[num_rows, block, device] = table, rows[rows >= 0]
+            num_padding = num_rows - self.own_ids.shape[0]
+            padding = torch.full((num_padding,), -1, dtype=torch.int64, device="cpu")
+            here = torch.cat((self.own_ids, padding, self.received_ids))
+            *tensors, has_all = _blocks_of(here, size, self.total)
+            on_device = (None if x is None else x.to(device) for x in tensors)
+            found = self._found[kind] = KeyBlocks(*on_device, has_all)
         return found
+
+
+def _blocks_of(here: torch.Tensor, size: int, total: int) -> KeyBlocks:
+    """here: the row of the sequence of each row that is here, -1: none. Rows stay where they are if
+    each whole block begins at a multiple of its size, and the last one, if shorter, ends the rows.
+    """
+    num_rows, num_blocks = here.shape[0], -(-total // size)
+    row_of = here.new_full((num_blocks * size,), -1)
+    is_key = here >= 0
+    row_of[here[is_key]] = is_key.nonzero().flatten()
+    is_here = row_of >= 0
+    is_here[total:] = True
+    whole = is_here.view(num_blocks, size).all(1).nonzero().flatten()
+    rows = row_of.view(num_blocks, size)[whole]
+    first = rows[:, 0]
+    in_place = first.unsqueeze(1) + torch.arange(size, device="cpu")
+    is_in_place = (first % size == 0).all() and ((rows == in_place) | (rows < 0)).all()
+    if is_in_place and (rows < 0).any():
+        is_in_place = rows[-1].max() == num_rows - 1
+    if not is_in_place:
+        rows = rows.flatten()
+        rows = rows[rows >= 0]
+        return _blocks_of(here[rows], size, total)._replace(rows=rows)
+    number = first // size
+    places = torch.full((num_blocks + 3,), _ABSENT, dtype=torch.int32, device="cpu")
+    places[0] = places[-1] = _OUTSIDE
+    places[1] = -1
+    places[whole + 2] = number.int()
+    ids = here.new_full((-(-num_rows // size),), num_blocks)
+    ids[number] = whole
+    return KeyBlocks(places, ids, None, whole.shape[0] == num_blocks)
 
 
 def attend_to_chosen_keys(
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    indices: torch.Tensor,
-    block: int,
+    chosen: Chosen,
     needed: NeededKeys,
     attention: RankAttention,
     numbers: tuple[float | None, float],
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
-    """indices int32 [rows of q, heads_kv, n]: rows of the sequence, or blocks of it; numbers:
-    softmax_scale and softcap; attention: of the plan. See BoundPlan.calc_sparse_attn.
+    """chosen: by rows of the sequence; numbers: softmax_scale and softcap; attention: of the plan.
+    See BoundPlan.calc_sparse_attn.
     """
+    is_late = callable(chosen.entries)
     try:
         q, k, v = check_qkv(*qkv)
         check_own_backend(attention.local_shape.backend)
         _check_shapes((q, k, v), attention.local_shape)
-        _refuse_gpu(q)
-        indices = check_lists(indices, block, (q.shape[0], k.shape[1]), q.device)
         scale, softcap = check_params(*numbers, q.dtype)
-        block = min(block, needed.total)
-        table, rows = needed.blocks(k.shape[0], block, k.device)
-        local, is_missing, word = _local_lists(indices, table)
-        check_word(word)
+        chosen = _with_sizes(chosen, needed)
+        blocks = needed.blocks(k.shape[0], chosen.k_size, k.device)
+        local = None if is_late else _local(chosen, q, k.shape[1], needed.total, blocks)
     except Exception as error:
         attention.refuse(error)
         raise
-    call = attention.begin_gathered(q, v, Options(scale, softcap), sparse_k_block_size=block)
-    k, v = needed.gather((k, v), call)
-    if rows is not None:
-        # A rank that holds no block as a whole still has keys, which no list names.
-        rows = rows if rows.shape[0] else rows.new_zeros(min(1, k.shape[0]))
-        k, v = k.index_select(0, rows), v.index_select(0, rows)
-    out, meta = attend_to_lists(
-        (q, k, v), local, block, (None, "sh"), (*numbers, False, 0, False), needed.refuse
-    )
-    group = q.shape[1] // k.shape[1]
-    is_missing = is_missing.repeat_interleave(group, 1)
+    options = Options(scale, softcap)
+    call = attention.begin_gathered(q, v, options, sparse_k_block_size=chosen.k_size)
+    if is_late:
+
+        def choose() -> _Found:
+            found = chosen._replace(entries=chosen.entries())
+            return _local(found, q, k.shape[1], needed.total, blocks)
+
+        (k, v), local = _gather_beside(needed, (k, v), call, blocks.rows, choose)
+    else:
+        k, v = needed.gather((k, v), call, blocks.rows)
+    deterministic = not attention.is_fast_backward
+    out, meta = _attend((q, k, v), chosen, local.entries, (*numbers, deterministic), needed)
+    word = meta.error_word if local.word is None else local.word
+    if local.is_missing is None:
+        return out, SparseForwardMeta(meta.lse, None, word)
+    is_missing = local.is_missing.repeat_interleave(chosen.q_size, 0)[: q.shape[0]]
+    is_missing = is_missing.repeat_interleave(q.shape[1] // is_missing.shape[1], 1)
     out = out.masked_fill(is_missing.unsqueeze(-1), float("nan"))
     return out, SparseForwardMeta(meta.lse.masked_fill(is_missing, float("nan")), None, word)
 
 
-def _refuse_gpu(q: torch.Tensor) -> None:
-    """NotImplementedError for tensors that the ranks would have to fetch between GPUs."""
-    if q.device.type != "cpu":
-        raise NotImplementedError(
-            f"index_sparse_indices is on {q.device}; allowed over ranks: cpu, as keys that are "
-            "chosen when attention is called are fetched in host memory alone"
+def _attend(qkv: tuple, chosen: Chosen, local: torch.Tensor, numbers: tuple, needed: NeededKeys):
+    """numbers: softmax_scale, softcap, deterministic."""
+    softmax_scale, softcap, deterministic = numbers
+    if chosen.q_size == 1 and not chosen.is_mask:
+        numbers = softmax_scale, softcap, False, 0, deterministic
+        return attend_to_lists(qkv, local, chosen.k_size, (None, "sh"), numbers, needed.refuse)
+    mask, lists = (local, None) if chosen.is_mask else (None, local)
+    return block_sparse_attn_func(
+        *qkv, mask, block_lists=lists, q_block_size=chosen.q_size, k_block_size=chosen.k_size,
+        softmax_scale=softmax_scale, softcap=softcap, deterministic=deterministic,
+    )  # fmt: skip
+
+
+def _gather_beside(needed: NeededKeys, kv: tuple, call: int, rows, choose: Callable):
+    """Needed keys, and choose(), which computes on a GPU while they come."""
+    try:
+        if not kv[0].is_cuda:
+            return needed.gather(kv, call, rows), choose()
+        current = torch.cuda.current_stream(kv[0].device)
+        beside = _beside(kv[0].device)
+        beside.wait_stream(current)
+        with torch.cuda.stream(beside):  # the gradients go back on it, too
+            found = needed.gather(kv, call, rows)
+        local = choose()
+    except Exception as error:
+        needed.refuse(error)
+        raise
+    current.wait_stream(beside)
+    for x in found:
+        x.record_stream(current)
+    return found, local
+
+
+@lru_cache
+def _beside(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)
+
+
+def _with_sizes(chosen: Chosen, needed: NeededKeys) -> Chosen:
+    """Blocks of keys are no longer than the sequence. ValueError for other sizes."""
+    is_of_blocks = chosen.is_mask or chosen.q_size != 1
+    check_int("q_block_size", chosen.q_size, 1, MAX_BLOCK_SIZE)
+    check_int(
+        "sparse_k_block_size", chosen.k_size, 1, MAX_BLOCK_SIZE if is_of_blocks else MAX_BLOCK
+    )
+    if needed.moves_rows and needed.chunk_size % chosen.q_size:
+        raise ValueError(
+            f"q_block_size is {chosen.q_size}; allowed: divisors of {needed.chunk_size}, the "
+            "plan's chunk_size, so that no block of queries lies on two ranks"
         )
+    return chosen._replace(k_size=min(chosen.k_size, needed.total))
 
 
 def _check_shapes(qkv: tuple[torch.Tensor, ...], local_shape: LocalShape) -> None:
@@ -128,22 +241,23 @@ def _check_shapes(qkv: tuple[torch.Tensor, ...], local_shape: LocalShape) -> Non
         raise ValueError(f"q has {found} rows; allowed: {allowed}, the plan's of this rank")
     wanted = (found, heads_q, dim), (found, heads_kv, dim), (found, heads_kv, dim_v)
     for name, tensor, shape in zip("qkv", qkv, wanted):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name}.shape is {list(tensor.shape)}; allowed: {list(shape)}")
+        check_shape(name, tensor, shape)
 
 
-def _local_lists(
-    indices: torch.Tensor, table: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Lists of the blocks that are here (NeededKeys.blocks); [rows, heads_kv]: whether a list asks
-    for others; the error word of these entries and of those outside the sequence.
-    """
-    outside = table.shape[0] - 1
-    is_block = (indices >= 0) & (indices < outside)
-    local = table[torch.where(is_block, indices, outside)]  # the last place is -1
-    is_missing = is_block & (local < 0)
-    is_bad = is_missing | (~is_block & (indices != -1))
-    found = is_bad.flatten().nonzero().flatten()
-    first_bad = found[:1] if found.shape[0] else found.new_full((1,), -1)
-    word = torch.cat((found.new_full((1,), found.shape[0]), first_bad))
-    return local, is_missing.any(-1), word
+def _local(chosen: Chosen, q: torch.Tensor, heads_kv: int, total: int, blocks: KeyBlocks) -> _Found:
+    """Entries of lists that are no block here stay none, those of a mask are left out."""
+    shape = Blocks(q.shape[0], total, chosen.q_size, chosen.k_size)
+    if chosen.is_mask:
+        mask = check_mask(chosen.entries, shape, heads_kv, q.device)
+        local = pad(mask, (0, 1)).index_select(2, blocks.ids)
+        is_absent = mask & (blocks.places[2:-1] == _ABSENT)
+        word = error_word_of_lists(torch.where(is_absent, _ABSENT, -1), 0)
+        check_word(word, "block_mask")
+        return _Found(local, None if blocks.has_all else is_absent.any(2).T, word)
+    of_queries = shape.num_q, heads_kv
+    lists = check_lists(chosen.entries, chosen.k_size, of_queries, q.device)
+    entries = lists.clamp(_OUTSIDE, shape.num_k).add_(-_OUTSIDE)
+    local = blocks.places.index_select(0, entries.flatten()).view(lists.shape)
+    if is_sanity_check_enable():
+        check_word(error_word_of_lists(local, blocks.ids.shape[0]))
+    return _Found(local, None if blocks.has_all else (local == _ABSENT).any(2), None)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse attention over GPUs: keys and blocks that are chosen on the device, inside of a plan."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dense
+import pipeline_cases as cases
+from magi_attention import masks
+from magi_attention.config import DispatchConfig, DistAttnConfig
+from magi_attention.plan import Plan
+from on_gpu import NEEDS_GPU, no_waits
+from sparse_masks import counts_of_blocks, counts_of_lists
+from test_sparse_ranks import as_lists, local_blocks
+
+pytestmark = NEEDS_GPU
+GPUS = torch.cuda.device_count()
+ROWS, HEADS, DIM, CHUNK = 1000, (8, 2), 64, 64
+ALLOWED = 0.02  # of bfloat16, relative to the norms
+TRANSPORTS = ["nvlink", "nccl"]
+SEVERAL = pytest.mark.skipif(GPUS < 2, reason="one GPU alone")
+DETERMINISTIC = {"MAGI_ATTENTION_DETERMINISTIC_MODE": "1"}
+# Queries and keys of a block, None: lists of single queries. Blocks of 96 keys do not lie in the
+# plan's chunks, those of 48 queries are for ranges.
+FORMS = {
+    "keys": (None, 1),
+    "key blocks": (None, 16),
+    "masks": (64, 64),
+    "lists": (32, 64),
+    "moved": (64, 96),
+    "ranges": (4, 20),
+}
+
+
+def bound_under(group, transport: str, mask=None):
+    plan = Plan.from_mask(
+        mask or masks.from_cu_seqlens([0, ROWS]), cp_size=group.size(), num_heads_q=HEADS[0],
+        num_heads_kv=HEADS[1], head_dim=DIM,
+        config=DistAttnConfig(dispatch_config=DispatchConfig(chunk_size=CHUNK)),
+    )  # fmt: skip
+    return plan.bind(group, transport=transport if group.size() > 1 else None)
+
+
+def chosen(bound, form: str, seed: int = 0):
+    """What calc_sparse_attn takes on this rank, and how often each pair is seen."""
+    q_size, k_size = FORMS[form]
+    generator = torch.Generator("cpu").manual_seed(seed)
+    first = torch.arange(0, ROWS, q_size or 1, device="cpu").view(-1, 1, 1)
+    num_blocks, group = -(-ROWS // k_size), HEADS[0] // HEADS[1]
+    if q_size is None:
+        shape = ROWS, HEADS[1], 40
+        lists = torch.randint(num_blocks, shape, generator=generator, device="cpu").int()
+        lists = lists.masked_fill((lists + 1) * k_size > first + 1, -1)  # some are empty
+        counts = counts_of_lists(lists.cpu(), group, ROWS, (1, k_size), ROWS)
+        local = bound.dispatch(lists.cuda(), pad_value=-1)
+        return {"index_sparse_indices": local, "sparse_k_block_size": k_size}, counts
+    shape = HEADS[1], first.shape[0], num_blocks
+    ends = (torch.arange(num_blocks, device="cpu") + 1) * k_size
+    visible = torch.rand(shape, generator=generator, device="cpu") < 0.5
+    visible &= ends.clamp(max=ROWS) <= first.view(1, -1, 1)
+    counts = counts_of_blocks(visible, group, (q_size, k_size), ROWS, ROWS)
+    local = local_blocks(bound, visible.cuda(), q_size)
+    sizes = {"sparse_k_block_size": k_size, "q_block_size": q_size}
+    if form == "lists":
+        return {"index_sparse_indices": as_lists(local)} | sizes, counts
+    return {"block_mask": local} | sizes, counts
+
+
+def inputs(bound, seed: int = 1) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
+    """q, k, v and the gradient of out of all rows, and local leaves of the first three."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    made = [
+        torch.randn(ROWS, heads, DIM, generator=generator, device="cuda").bfloat16()
+        for heads in (HEADS[0], HEADS[1], HEADS[1], HEADS[0])
+    ]
+    local = [bound.dispatch(x).detach() for x in made]
+    return made, [x.requires_grad_() for x in local[:3]], local[3]
+
+
+def step(bound, leaves, upstream, given) -> list[torch.Tensor]:
+    """out, lse, the error word, and gradients, of this rank."""
+    out, meta = bound.calc_sparse_attn(*leaves, **given)
+    gradients = torch.autograd.grad(out, leaves, upstream)
+    return [out.detach(), meta.lse.detach(), meta.error_word, *gradients]
+
+
+def agree(group, transport: str, form: str) -> None:
+    """With float64, given as tensors, and by a function that computes while keys come."""
+    bound = bound_under(group, transport)
+    whole, leaves, upstream = inputs(bound)
+    given, counts = chosen(bound, form)
+    exact = [x.double().cpu().requires_grad_() for x in whole[:3]]
+    wanted, lse, _ = dense.attention(*exact, counts.cpu())
+    gradients = torch.autograd.grad(wanted, exact, whole[3].double().cpu())
+    wanted = [wanted.detach(), lse.detach(), *gradients]
+    late = {name: (lambda x=x: x) if name[0] in "ib" else x for name, x in given.items()}
+    for each in (given, late):
+        out, lse, word, *gradients = step(bound, leaves, upstream, each)
+        assert word.tolist() == [0, -1]
+        found = [bound.undispatch(x).double().cpu() for x in (out, lse, *gradients)]
+        for name, f, w in zip(("out", "lse", "dq", "dk", "dv"), found, wanted):
+            assert torch.equal(f.isinf(), w.isinf()), name
+            finite = w.isfinite()
+            error = ((f - w)[finite].norm() / w[finite].norm()).item()
+            assert error < ALLOWED, f"{name} is off by {error:.3g}"
+
+
+def repeat(group, transport: str, form: str) -> None:
+    bound = bound_under(group, transport)
+    _, leaves, upstream = inputs(bound)
+    given, _ = chosen(bound, form)
+    wanted = step(bound, leaves, upstream, given)
+    for _ in range(3):
+        assert all(map(torch.equal, step(bound, leaves, upstream, given), wanted))
+
+
+def wait_for_nothing(group, transport: str, form: str) -> None:
+    bound = bound_under(group, transport)
+    _, leaves, upstream = inputs(bound)
+    cases = [chosen(bound, form, seed)[0] for seed in range(3)]
+    wanted = [step(bound, leaves, upstream, given) for given in cases]
+    late = {name: (lambda x=x: x) if name[0] in "ib" else x for name, x in cases[0].items()}
+    step(bound, leaves, upstream, late)
+    torch.cuda.synchronize()
+    with no_waits():
+        found = [step(bound, leaves, upstream, given) for given in (*cases, late)]
+    for f, w in zip(found, (*wanted, wanted[0])):
+        assert torch.equal(f[0], w[0]) and torch.equal(f[1], w[1]) and torch.equal(f[2], w[2])
+
+
+def tell(group, transport: str) -> None:
+    """NaN where keys that did not come are named, and nowhere else; entries outside count as none;
+    what nobody chose may hold NaN.
+    """
+    bound = bound_under(group, transport, masks.from_window(ROWS, 40, 0))
+    _, (q, k, v), _ = inputs(bound)
+    own = bound.rows.position_ids()
+    lists = own.int().view(-1, 1, 1).repeat(1, HEADS[1], 3)
+    lists[:, :, 1] = -1
+    lists[own % 2 == 1] = -1
+    k.data[own % 2 == 1], v.data[own % 2 == 1] = float("nan"), float("nan")
+    wanted, _ = bound.calc_sparse_attn(q, k, v, lists)
+    assert wanted.isfinite().all()
+    found = bound.needed_keys.blocks(bound.local_rows, 1, q.device)
+    absent = (found.places[2:-1] == -3).nonzero().flatten()
+    assert len(absent) > 0
+    lists[2, 1, 1], lists[3, 0, 1], lists[5, 1, 1] = ROWS, -9, absent[0]
+    with no_waits():
+        out, meta = bound.calc_sparse_attn(q, k, v, lists)
+        loss = out.nan_to_num().float().sum()
+        dq, dk, dv = torch.autograd.grad(loss, (q, k, v))
+    assert meta.error_word.tolist() == [3, (2 * 2 + 1) * 3 + 1]
+    assert out[5, 4:].isnan().all() and meta.lse[5, 4:].isnan().all()
+    out = out.detach().clone()
+    out[5, 4:] = wanted[5, 4:]
+    assert torch.equal(out, wanted)
+    assert all(x.isfinite().all() for x in (dq, dk[own % 2 == 0], dv[own % 2 == 0]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_forms(gpu_ranks, transport, form):
+    gpu_ranks.run(min(GPUS, 4), agree, transport, form)
+
+
+def test_one_rank(gpu_ranks):
+    for form in FORMS:
+        gpu_ranks.run(1, agree, "nvlink", form)
+
+
+@SEVERAL
+@pytest.mark.parametrize("form", ["keys", "masks", "moved"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_deterministic(gpu_ranks, transport, form):
+    gpu_ranks.run(2, cases.environment, DETERMINISTIC, repeat, transport, form)
+
+
+@SEVERAL
+@pytest.mark.parametrize("form", ["keys", "key blocks", "masks", "lists", "moved"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_host_waits_for_nothing(gpu_ranks, transport, form):
+    gpu_ranks.run(2, wait_for_nothing, transport, form)
+
+
+@SEVERAL
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_error_word(gpu_ranks, transport):
+    gpu_ranks.run(2, tell, transport)
