@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from unittest import mock
+
 import pytest
 import torch
 
@@ -17,7 +20,7 @@ from test_sparse_ranks import as_lists, local_blocks
 
 pytestmark = NEEDS_GPU
 GPUS = torch.cuda.device_count()
-ROWS, HEADS, DIM, CHUNK = 1000, (8, 2), 64, 64
+ROWS, HEADS, DIM, CHUNK = 1010, (8, 2), 64, 64
 ALLOWED = 0.02  # of bfloat16, relative to the norms
 TRANSPORTS = ["nvlink", "nccl"]
 SEVERAL = pytest.mark.skipif(GPUS < 2, reason="one GPU alone")
@@ -159,10 +162,38 @@ def tell(group, transport: str) -> None:
     assert all(x.isfinite().all() for x in (dq, dk[own % 2 == 0], dv[own % 2 == 0]))
 
 
+def models(group) -> None:
+    """Models with indexers: in float64 by torch's operators, beside one process; in bfloat16 by
+    lists.
+    """
+    import model_zoo as zoo
+    import test_model_indexed as indexed
+
+    def on_gpu(function, *given):
+        with torch.device("cpu"):
+            made = function(*given)
+        return tuple(x.cuda() for x in made) if isinstance(made, tuple) else made.cuda()
+
+    indexed.ours.register()
+    of_gpu = {"make": partial(on_gpu, zoo.make), "batch": partial(on_gpu, zoo.batch)}
+    with mock.patch.multiple(zoo, **of_gpu):
+        for name in indexed.MODELS:
+            sizes = {"index_n_heads": 2, "index_topk": 4}
+            error = indexed.worst_error(group, name, zoo.DOCUMENTS, **sizes)
+            assert error < 1e-5, f"{name}: {error}"
+        with mock.patch.dict(zoo._SIZES, index_topk=sum(zoo.DOCUMENTS)):
+            model = zoo.make("axk2")
+            wanted = zoo.loss_of_tokens(zoo._alone(model)[0])
+            _, gradients, loss = zoo._under_a_plan(model.bfloat16(), group)
+    assert abs(loss - wanted) < 0.05 * wanted
+    assert all(x.isfinite().all() for x in gradients.values())
+
+
+@SEVERAL
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_forms(gpu_ranks, transport, form):
-    gpu_ranks.run(min(GPUS, 4), agree, transport, form)
+    gpu_ranks.run(2, agree, transport, form)
 
 
 def test_one_rank(gpu_ranks):
@@ -188,3 +219,9 @@ def test_the_host_waits_for_nothing(gpu_ranks, transport, form):
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_error_word(gpu_ranks, transport):
     gpu_ranks.run(2, tell, transport)
+
+
+@SEVERAL
+def test_models_whose_indexers_choose(gpu_ranks):
+    pytest.importorskip("transformers", minversion="5")
+    gpu_ranks.run(2, models)

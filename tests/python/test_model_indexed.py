@@ -44,6 +44,16 @@ def test_over_ranks(group):
             assert error < TOLERANCE, f"{model_type}: {error}"
 
 
+@over(1, 2)
+def test_dims_that_kernels_do_not_take(group):
+    """Of a GPU, where torch attends to the chosen keys: with sinks, and in strips of a few rows."""
+    ours.register()
+    small = mock.patch.object(indexed, "_STRIP_SCORES", 300)
+    with small, mock.patch.object(indexed, "_are_for_lists", lambda q: False):
+        error = worst_error(group, "hy_v4", (13, 18), index_topk=4)
+        assert error < TOLERANCE, error
+
+
 def test_shared_choices():
     """Layers without an indexer attend to what the layer before them has chosen."""
     ours.register()

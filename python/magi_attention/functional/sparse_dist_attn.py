@@ -256,8 +256,11 @@ def _local(chosen: Chosen, q: torch.Tensor, heads_kv: int, total: int, blocks: K
         return _Found(local, None if blocks.has_all else is_absent.any(2).T, word)
     of_queries = shape.num_q, heads_kv
     lists = check_lists(chosen.entries, chosen.k_size, of_queries, q.device)
-    entries = lists.clamp(_OUTSIDE, shape.num_k).add_(-_OUTSIDE)
-    local = blocks.places.index_select(0, entries.flatten()).view(lists.shape)
+    distinct = lists[:, :1] if lists.stride(1) == 0 else lists  # heads may share their lists
+    entries = distinct.clamp(_OUTSIDE, shape.num_k).add_(-_OUTSIDE)
+    local = blocks.places.index_select(0, entries.flatten()).view(distinct.shape)
+    is_missing = None if blocks.has_all else (local == _ABSENT).any(2)
+    local = local.expand(lists.shape)
     if is_sanity_check_enable():
         check_word(error_word_of_lists(local, blocks.ids.shape[0]))
-    return _Found(local, None if blocks.has_all else (local == _ABSENT).any(2), None)
+    return _Found(local, is_missing, None)

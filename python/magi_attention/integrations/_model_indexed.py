@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from magi_attention.integrations._bound import of_autocast
 from magi_attention.integrations._model_calls import rows_of_batch
@@ -21,24 +22,26 @@ from magi_attention.plan import BoundPlan
 # What a forward of an indexer takes, beside what only some do, and what it calls.
 _TAKEN = {"hidden_states", "position_embeddings", "attention_mask", "position_ids", "cache"}
 _CALLED = {"update_indexer", "masked_fill", "topk"}
-_STRIP_SCORES = 1 << 26  # that an indexer computes at once, over its heads
+_STRIP_SCORES = 1 << 26  # that are computed at once, by an indexer over its heads
+_LISTED_DIM = 128  # up to which kernels on a GPU take lists of keys
 
 
 class _Choice(NamedTuple):
     """What the queries of a rank may choose from: rows of the sequence, int64 [keys], ascending;
-    where these are among needed rows; and needed rows that each query sees, as Mask.runs.
+    where these are among needed rows; and runs of needed rows that queries see: as Mask.runs the
+    offsets, in host memory, and the runs, and the query of each run.
     """
 
     ids: torch.Tensor
     places: torch.Tensor
-    offsets: torch.Tensor
     runs: torch.Tensor
+    queries: torch.Tensor
+    offsets: list[int]
 
     def visible(self, begin: int, end: int) -> torch.Tensor:
         """bool [end - begin, keys]: what these queries see."""
-        offsets = self.offsets[begin : end + 1]
-        runs = self.runs[offsets[0] : offsets[-1]]
-        query = torch.repeat_interleave(offsets.diff())
+        of_strip = slice(self.offsets[begin], self.offsets[end])
+        runs, query = self.runs[of_strip], self.queries[of_strip] - begin
         edges = runs.new_zeros((end - begin, len(self.ids) + 1), dtype=torch.int8)
         edges[query, runs[:, 0]] = 1
         edges[query, runs[:, 1]] -= 1
@@ -53,7 +56,9 @@ def _choice_of(bound: BoundPlan, device: torch.device) -> _Choice:
     if found is None or found.ids.device != device:
         ids, places = bound.needed_position_ids.sort(stable=True)
         offsets, runs = Mask(bound.needed_keys.mask(bound.local_rows)).runs
-        found = _Choice(*(x.to(device) for x in (ids, places, offsets, runs.long())))
+        queries = torch.repeat_interleave(offsets.diff())
+        tensors = (x.to(device) for x in (ids, places, runs.long(), queries))
+        found = _Choice(*tensors, offsets.tolist())
         _choices[bound] = found
     return found
 
@@ -143,14 +148,67 @@ def attend_to_chosen(
     """Attention of this rank's rows to the keys that `choose` gives, [rows, heads, dim] each; sink
     [1, heads].
     """
-    q, k, v = of_autocast(qkv)
-    lists = rows_of_batch(chosen).unsqueeze(1).expand(-1, k.shape[1], -1)
-    numbers = {"softmax_scale": scaling, "softcap": softcap}
-    out, meta = bound.calc_sparse_attn(q, k, v, lists, **numbers)
+    q, k, v = qkv = of_autocast(qkv)
+    chosen = rows_of_batch(chosen)
+    if _are_for_lists(q):
+        lists = chosen.unsqueeze(1).expand(-1, k.shape[1], -1)
+        out, meta = bound.calc_sparse_attn(q, k, v, lists, softmax_scale=scaling, softcap=softcap)
+        lse = meta.lse
+    else:
+        out, lse = _attend_by_scores(bound, qkv, chosen, (scaling or q.shape[2] ** -0.5, softcap))
     if sink is None:
         return out
     # A sink takes its share of the sum of exponentials, whose logarithm lse is.
-    return (out * torch.sigmoid(meta.lse - sink).unsqueeze(-1)).to(out.dtype)
+    return (out * torch.sigmoid(lse - sink).unsqueeze(-1)).to(out.dtype)
+
+
+def _are_for_lists(q: torch.Tensor) -> bool:
+    """Whether kernels attend to lists of keys with queries of this kind."""
+    return not q.is_cuda or (q.itemsize == 2 and q.shape[2] <= _LISTED_DIM)
+
+
+def _attend_by_scores(
+    bound: BoundPlan, qkv: tuple, chosen: torch.Tensor, numbers: tuple[float, float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse by torch's own operators, which score all needed keys: of one head, for a strip
+    of rows at a time, again in the backward. chosen [rows, n]; numbers: scaling, softcap.
+    """
+    q, k, v = qkv
+    rows, heads = q.shape[:2]
+    group = heads // k.shape[1]
+    both = bound.gather_needed(torch.cat((k, v), 2))
+    k, v = (x.unbind(1) for x in both.split((k.shape[2], v.shape[2]), 2))
+    places = bound.needed_keys.blocks(rows, 1, q.device).places[2:]
+    keys = torch.where(chosen < 0, len(both), places[chosen])
+    strip = max(1, _STRIP_SCORES // max(1, len(both)))
+    columns = []
+    for head, of_head in enumerate(q.unbind(1)):
+        own = k[head // group], v[head // group]
+        strips = [
+            checkpoint(
+                _attend_strip, *pair, *own, *numbers, use_reentrant=False, preserve_rng_state=False
+            )
+            for pair in zip(of_head.split(strip), keys.split(strip))
+        ]
+        columns.append([torch.cat(parts) for parts in zip(*strips)])
+    out, lse = (torch.stack(parts, 1) for parts in zip(*columns))
+    return out, lse
+
+
+def _attend_strip(q, keys, k, v, scaling: float, softcap: float):
+    """out and lse of q [rows, dim] and k, v [n, ...]; keys [rows, entries], n: none."""
+    seen = torch.zeros((len(q), len(k) + 1), dtype=torch.bool, device=q.device)
+    seen = seen.scatter(1, keys.long(), True)[:, :-1]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q @ k.T).to(wide) * scaling
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    is_blind = ~seen.any(1)
+    # Rows that see nothing, of padding: their gradient is 0, where that of -inf is NaN.
+    scores = scores.masked_fill(~(seen | is_blind.unsqueeze(1)), -torch.inf)
+    lse = scores.logsumexp(1)
+    weights = (scores - lse.unsqueeze(1)).exp() * seen
+    return weights.to(v.dtype) @ v, lse.masked_fill(is_blind, -torch.inf)
 
 
 def without_others(mask: torch.Tensor, chosen: torch.Tensor, num_keys: int) -> torch.Tensor:
