@@ -464,34 +464,29 @@ class BoundPlan:
         *,
         block_mask: torch.Tensor | Callable[[], torch.Tensor] | None = None,
         q_block_size: int = 1,
+        is_causal: bool = False,
     ) -> tuple[torch.Tensor, SparseForwardMeta]:
         """Attention of this rank's rows q [rows, heads_q, dim] to keys that are chosen anew in
         every call, inside of what the plan's mask allows for; k, v [rows, heads_kv, dim] are this
         rank's rows. Collective. On GPUs the host waits for nothing.
-
-        One of these says which keys; or a function without arguments that gives it, which on a GPU
-        computes while keys come:
+        One of these tells the keys, or a function that gives it, while they come to a GPU:
         - index_sparse_indices: int32 [rows, heads_kv, n], rows of the sequence, or blocks of
           sparse_k_block_size of them, in any order; -1: none; one that stands n times counts n
-          times. With q_block_size a list for each block of so many of this rank's rows, [q_blocks,
-          heads_kv, n].
-        - block_mask: bool [heads_kv or 1, q_blocks, k_blocks]: blocks of this rank's rows, and
-          blocks of the sequence.
+          times. With q_block_size one list for so many of this rank's rows, [q_blocks, heads_kv, n]
+        - block_mask: bool [heads_kv or 1, q_blocks of this rank's rows, k_blocks of the sequence]
 
-        q_block_size divides the plan's chunk_size, so that blocks of rows are blocks of the
-        sequence. The plan's mask says which keys come to a rank: all that one of its queries could
-        see, once, whatever is chosen. Of these any may be named; of blocks those that come whole.
-        Results of a query for which others are named are NaN. Entries outside the sequence count as
-        none; meta.error_word tells of both kinds, and with MAGI_ATTENTION_SANITY_CHECK=1 they are
-        ValueError. So are tensors of other shapes than the plan's for this rank (its rows with or
-        without the padding). With MAGI_ATTENTION_DETERMINISTIC_MODE=1 gradients have equal bits in
-        every call. On a GPU lists of single queries take head dims up to 128.
+        is_causal: of blocks that blocks of queries see, a query sees no key behind itself.
+        q_block_size, with is_causal sparse_k_block_size too, divides the plan's chunk_size. All
+        keys come that one of this rank's queries could see under the plan's mask, whatever is
+        chosen; any of these may be named, of blocks those that come whole. Results of a query for
+        which others are named are NaN. Entries outside the sequence count as none. meta.error_word
+        tells of both kinds; with MAGI_ATTENTION_SANITY_CHECK=1 they are ValueError.
 
-        Returns out and a meta with lse, which gradients come through. NotImplementedError where the
-        plan is bound with a backend other than the library's own.
+        Returns out and a meta with lse, which gradients come through. ValueError for other shapes
+        than the plan's, with or without padding; NotImplementedError for another backend.
         """
-        chosen = chosen_of(index_sparse_indices, block_mask, q_block_size, sparse_k_block_size)
-        numbers = softmax_scale, softcap
+        sizes, numbers = (q_block_size, sparse_k_block_size), (softmax_scale, softcap)
+        chosen = chosen_of(index_sparse_indices, block_mask, sizes, is_causal)
         return attend_to_chosen_keys((q, k, v), chosen, self.needed_keys, self.attention, numbers)
 
     @cached_property

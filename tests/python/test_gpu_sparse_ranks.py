@@ -34,6 +34,7 @@ FORMS = {
     "lists": (32, 64),
     "moved": (64, 96),
     "ranges": (4, 20),
+    "causal": (64, 64),
 }
 
 
@@ -63,12 +64,16 @@ def chosen(bound, form: str, seed: int = 0):
     ends = (torch.arange(num_blocks, device="cpu") + 1) * k_size
     visible = torch.rand(shape, generator=generator, device="cpu") < 0.5
     visible &= ends.clamp(max=ROWS) <= first.view(1, -1, 1)
+    if form == "causal":
+        visible |= torch.eye(first.shape[0], device="cpu").bool()
     counts = counts_of_blocks(visible, group, (q_size, k_size), ROWS, ROWS)
+    if form == "causal":
+        counts = counts.tril()
     local = local_blocks(bound, visible.cuda(), q_size)
     sizes = {"sparse_k_block_size": k_size, "q_block_size": q_size}
     if form == "lists":
         return {"index_sparse_indices": as_lists(local)} | sizes, counts
-    return {"block_mask": local} | sizes, counts
+    return {"block_mask": local, "is_causal": form == "causal"} | sizes, counts
 
 
 def inputs(bound, seed: int = 1) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
@@ -98,7 +103,9 @@ def agree(group, transport: str, form: str) -> None:
     wanted, lse, _ = dense.attention(*exact, counts.cpu())
     gradients = torch.autograd.grad(wanted, exact, whole[3].double().cpu())
     wanted = [wanted.detach(), lse.detach(), *gradients]
-    late = {name: (lambda x=x: x) if name[0] in "ib" else x for name, x in given.items()}
+    late = {
+        name: (lambda x=x: x) if isinstance(x, torch.Tensor) else x for name, x in given.items()
+    }
     for each in (given, late):
         out, lse, word, *gradients = step(bound, leaves, upstream, each)
         assert word.tolist() == [0, -1]
@@ -124,7 +131,9 @@ def wait_for_nothing(group, transport: str, form: str) -> None:
     _, leaves, upstream = inputs(bound)
     cases = [chosen(bound, form, seed)[0] for seed in range(3)]
     wanted = [step(bound, leaves, upstream, given) for given in cases]
-    late = {name: (lambda x=x: x) if name[0] in "ib" else x for name, x in cases[0].items()}
+    late = {
+        name: (lambda x=x: x) if isinstance(x, torch.Tensor) else x for name, x in cases[0].items()
+    }
     step(bound, leaves, upstream, late)
     torch.cuda.synchronize()
     with no_waits():
@@ -209,7 +218,7 @@ def test_deterministic(gpu_ranks, transport, form):
 
 
 @SEVERAL
-@pytest.mark.parametrize("form", ["keys", "key blocks", "masks", "lists", "moved"])
+@pytest.mark.parametrize("form", ["keys", "key blocks", "masks", "lists", "moved", "causal"])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_host_waits_for_nothing(gpu_ranks, transport, form):
     gpu_ranks.run(2, wait_for_nothing, transport, form)

@@ -203,6 +203,28 @@ def test_blocks_of_queries(group, sizes: tuple[int, int], rows: int = 250):
         check_results(bound, call, tensors(rows), counts)
 
 
+@over(1, 2)
+@pytest.mark.parametrize("sizes", [(16, 16), (8, 4), (16, 1)])
+def test_causal_blocks(group, sizes: tuple[int, int], rows: int = 250):
+    """Blocks on the diagonal, which most queries see, are cut; those behind it count as none."""
+    bound = bound_under(masks.from_cu_seqlens([0, rows]), group)
+    visible = masks_of_blocks(sizes, rows)
+    row_of = torch.arange(0, rows, sizes[0]).view(-1, 1)
+    visible |= (torch.arange(visible.shape[2]) * sizes[1] - row_of).abs() < 2 * sizes[0]
+    counts = counts_of_blocks(visible, HEADS[0] // HEADS[1], sizes, rows, rows).double()
+    counts *= below_diagonal(rows, rows)
+    local = local_blocks(bound, visible, sizes[0])
+    for chosen in ({"block_mask": local}, {"index_sparse_indices": as_lists(local)}):
+
+        def call(q, k, v, chosen=chosen):
+            options = {"sparse_k_block_size": sizes[1], "q_block_size": sizes[0]}
+            out, meta = bound.calc_sparse_attn(q, k, v, **chosen, **options, is_causal=True)
+            assert meta.error_word.tolist() == [0, -1]
+            return out, meta
+
+        check_results(bound, call, tensors(rows), counts)
+
+
 @over(2)
 def test_blocks_that_did_not_come(group, rows: int = 250):
     """Whole, or in part: the block of queries gives NaN in the heads that see it, and is told. What
@@ -252,6 +274,16 @@ def test_blocks_on_two_ranks(group, rows: int = 250):
         ({"block_mask": visible}, "q_block_size is 12; allowed: divisors of 16, the plan's chunk"),
         ({"block_mask": visible[:, :1], "q_block_size": 16}, r"block_mask has shape \[1, 1, 16\]"),
         ({}, "neither of them is given"),
+        (
+            {
+                "block_mask": visible,
+                "q_block_size": 8,
+                "sparse_k_block_size": 12,
+                "is_causal": True,
+            },
+            "sparse_k_block_size is 12; allowed: divisors of 16",
+        ),
+        ({"index_sparse_indices": visible, "q_block_size": 1, "is_causal": True}, "single queries"),
         ({"block_mask": visible, "index_sparse_indices": visible}, "both are given"),
         ({"block_mask": lambda: visible, "q_block_size": 16}, "block_mask has shape"),
     ):

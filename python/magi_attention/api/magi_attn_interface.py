@@ -311,13 +311,14 @@ def calc_sparse_attn(
     *,
     block_mask: torch.Tensor | Callable[[], torch.Tensor] | None = None,
     q_block_size: int = 1,
+    is_causal: bool = False,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
     """BoundPlan.calc_sparse_attn by a key: attention of this rank's rows to keys that are chosen in
     every call, inside of what the key's mask allows for. MagiAttention has no such function.
     """
     return runtime_of(key).bound.calc_sparse_attn(
         q, k, v, index_sparse_indices, sparse_k_block_size, softmax_scale, softcap,
-        block_mask=block_mask, q_block_size=q_block_size,
+        block_mask=block_mask, q_block_size=q_block_size, is_causal=is_causal,
     )  # fmt: skip
 
 

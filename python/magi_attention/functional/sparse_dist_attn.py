@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from magi_attention._native.attention import Options
 from magi_attention._native.handles import PlanHandle
-from magi_attention.common._arguments import check_int
+from magi_attention.common._arguments import as_bool, check_int
 from magi_attention.common._block_ranges import Blocks, error_word_of_lists
 from magi_attention.common._lru import LruCache
 from magi_attention.common.forward_meta import AttnForwardMeta
@@ -43,32 +43,44 @@ class KeyBlocks(NamedTuple):
     third on its number among the blocks that lie here, or _ABSENT; in front of them _OUTSIDE and
     -1, behind them _OUTSIDE. ids: int64, which block of the sequence each one that lies here is, or
     how many there are: none. rows: of gather's result that hold these blocks, one behind the other;
-    None: all of them. has_all: whether no block is absent.
+    None: all of them. has_all: whether no block is absent. For causal masks, else empty: end: int64
+    [q_blocks], the first block of the sequence that lies behind each block of queries; and runs:
+    (begin, end, keys) of own rows that follow each other in the sequence, and how many of the keys
+    here do not come behind them, which are the first ones.
     """
 
     places: torch.Tensor
     ids: torch.Tensor
     rows: torch.Tensor | None
     has_all: bool
+    end: torch.Tensor | None = None
+    runs: tuple[tuple[int, int, int], ...] = ()
 
 
 class Chosen(NamedTuple):
     """Lists, or a mask, of blocks of so many keys for blocks of so many queries; or a function that
-    gives them.
+    gives them. is_causal: queries see no key behind themselves.
     """
 
     entries: torch.Tensor | Callable[[], torch.Tensor]
     is_mask: bool
     q_size: int
     k_size: int
+    is_causal: bool
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether there is a list for each single query."""
+        return not self.is_mask and self.q_size == 1
 
 
-def chosen_of(lists, mask, q_size: int, k_size: int) -> Chosen:
+def chosen_of(lists, mask, sizes: tuple[int, int], is_causal: bool) -> Chosen:
     """The one that is given of both; ValueError unless it is one."""
     if (lists is None) == (mask is None):
         what = "neither of them is" if mask is None else "both are"
         raise ValueError(f"index_sparse_indices, block_mask: {what} given; allowed: one of them")
-    return Chosen(lists if mask is None else mask, mask is not None, q_size, k_size)
+    entries = lists if mask is None else mask
+    return Chosen(entries, mask is not None, *sizes, as_bool("is_causal", is_causal))
 
 
 class _Found(NamedTuple):
@@ -90,23 +102,38 @@ class NeededKeys(NeededRows):
         self.total, self.chunk_size = rows.total_seqlen, rows.chunk_size
         self._found = LruCache(_TABLES_KEPT)
 
-    def blocks(self, num_rows: int, size: int, device: torch.device) -> KeyBlocks:
-        """The blocks of so many keys among the rows that gather gives for num_rows own rows."""
-        kind = num_rows, size, device
+    def blocks(
+        self, num_rows: int, size: int, device: torch.device, causal_size: int = 0
+    ) -> KeyBlocks:
+        """The blocks of so many keys among the rows that gather gives for num_rows own rows.
+        causal_size: of blocks of queries under a causal mask, 0: there is none.
+        """
+        kind = num_rows, size, device, causal_size
         found = self._found.get(kind)
         if found is None:
-            num_padding = num_rows - self.own_ids.shape[0]
-            padding = torch.full((num_padding,), -1, dtype=torch.int64, device="cpu")
-            here = torch.cat((self.own_ids, padding, self.received_ids))
-            *tensors, has_all = _blocks_of(here, size, self.total)
-            on_device = (None if x is None else x.to(device) for x in tensors)
-            found = self._found[kind] = KeyBlocks(*on_device, has_all)
+            own = pad(self.own_ids, (0, num_rows - self.own_ids.shape[0]), value=-1)
+            here = torch.cat((own, self.received_ids))
+            found = _blocks_of(here, size, self.total, causal_size > 0)
+            if causal_size:
+                last = pad(own, (0, -num_rows % causal_size), value=-1).view(-1, causal_size)
+                runs = _runs_of(self.own_ids, here if found.rows is None else here[found.rows])
+                found = found._replace(end=last.amax(1) // size + 1, runs=runs)
+            moved = (x.to(device) if isinstance(x, torch.Tensor) else x for x in found)
+            found = self._found[kind] = KeyBlocks(*moved)
         return found
 
 
-def _blocks_of(here: torch.Tensor, size: int, total: int) -> KeyBlocks:
+def _runs_of(own: torch.Tensor, keys: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
+    """KeyBlocks.runs; keys: their rows of the sequence, ascending."""
+    ends = [*(own.diff() != 1).nonzero().flatten().add(1).tolist(), len(own)]
+    counts = torch.searchsorted(keys, own[torch.tensor(ends, device="cpu") - 1], right=True)
+    return tuple(zip([0, *ends], ends, counts.tolist()))
+
+
+def _blocks_of(here: torch.Tensor, size: int, total: int, in_order: bool) -> KeyBlocks:
     """here: the row of the sequence of each row that is here, -1: none. Rows stay where they are if
-    each whole block begins at a multiple of its size, and the last one, if shorter, ends the rows.
+    each whole block begins at a multiple of its size, and the last one, if shorter, ends the rows;
+    in_order: if they are ascending rows of whole blocks.
     """
     num_rows, num_blocks = here.shape[0], -(-total // size)
     row_of = here.new_full((num_blocks * size,), -1)
@@ -121,10 +148,11 @@ def _blocks_of(here: torch.Tensor, size: int, total: int) -> KeyBlocks:
     is_in_place = (first % size == 0).all() and ((rows == in_place) | (rows < 0)).all()
     if is_in_place and (rows < 0).any():
         is_in_place = rows[-1].max() == num_rows - 1
+    moved = rows[rows >= 0]
+    if in_order:
+        is_in_place = torch.equal(moved, torch.arange(num_rows, device="cpu"))
     if not is_in_place:
-        rows = rows.flatten()
-        rows = rows[rows >= 0]
-        return _blocks_of(here[rows], size, total)._replace(rows=rows)
+        return _blocks_of(here[moved], size, total, in_order)._replace(rows=moved)
     number = first // size
     places = torch.full((num_blocks + 3,), _ABSENT, dtype=torch.int32, device="cpu")
     places[0] = places[-1] = _OUTSIDE
@@ -152,7 +180,9 @@ def attend_to_chosen_keys(
         _check_shapes((q, k, v), attention.local_shape)
         scale, softcap = check_params(*numbers, q.dtype)
         chosen = _with_sizes(chosen, needed)
-        blocks = needed.blocks(k.shape[0], chosen.k_size, k.device)
+        blocks = needed.blocks(
+            k.shape[0], chosen.k_size, k.device, chosen.is_causal * chosen.q_size
+        )
         local = None if is_late else _local(chosen, q, k.shape[1], needed.total, blocks)
     except Exception as error:
         attention.refuse(error)
@@ -168,8 +198,15 @@ def attend_to_chosen_keys(
         (k, v), local = _gather_beside(needed, (k, v), call, blocks.rows, choose)
     else:
         k, v = needed.gather((k, v), call, blocks.rows)
-    deterministic = not attention.is_fast_backward
-    out, meta = _attend((q, k, v), chosen, local.entries, (*numbers, deterministic), needed)
+    numbers = *numbers, not attention.is_fast_backward
+    if chosen.is_of_rows:
+        given = *numbers[:2], False, 0, numbers[2]
+        lists = local.entries
+        out, meta = attend_to_lists(
+            (q, k, v), lists, chosen.k_size, (None, "sh"), given, needed.refuse
+        )
+    else:
+        out, meta = _attend_to_blocks((q, k, v), chosen, local.entries, numbers, blocks.runs)
     word = meta.error_word if local.word is None else local.word
     if local.is_missing is None:
         return out, SparseForwardMeta(meta.lse, None, word)
@@ -179,17 +216,35 @@ def attend_to_chosen_keys(
     return out, SparseForwardMeta(meta.lse.masked_fill(is_missing, float("nan")), None, word)
 
 
-def _attend(qkv: tuple, chosen: Chosen, local: torch.Tensor, numbers: tuple, needed: NeededKeys):
-    """numbers: softmax_scale, softcap, deterministic."""
+def _attend_to_blocks(
+    qkv: tuple, chosen: Chosen, entries: torch.Tensor, numbers: tuple, runs: tuple
+) -> tuple[torch.Tensor, AttnForwardMeta]:
+    """numbers: softmax_scale, softcap, deterministic; runs: of KeyBlocks."""
     softmax_scale, softcap, deterministic = numbers
-    if chosen.q_size == 1 and not chosen.is_mask:
-        numbers = softmax_scale, softcap, False, 0, deterministic
-        return attend_to_lists(qkv, local, chosen.k_size, (None, "sh"), numbers, needed.refuse)
-    mask, lists = (local, None) if chosen.is_mask else (None, local)
-    return block_sparse_attn_func(
-        *qkv, mask, block_lists=lists, q_block_size=chosen.q_size, k_block_size=chosen.k_size,
-        softmax_scale=softmax_scale, softcap=softcap, deterministic=deterministic,
+    attend = partial(
+        block_sparse_attn_func, q_block_size=chosen.q_size, k_block_size=chosen.k_size,
+        is_causal=chosen.is_causal, softmax_scale=softmax_scale, softcap=softcap,
+        deterministic=deterministic,
     )  # fmt: skip
+    if not chosen.is_causal:
+        return attend(*qkv, **{"block_mask" if chosen.is_mask else "block_lists": entries})
+    # The diagonal of a run ends at its last row and the last of the keys up to there.
+    q, k, v = qkv
+    outs, lses = [], []
+    for begin, end, num_keys in runs:
+        blocks = slice(begin // chosen.q_size, -(-end // chosen.q_size))
+        num_blocks = -(-num_keys // chosen.k_size)
+        if chosen.is_mask:
+            given = {"block_mask": entries[:, blocks, :num_blocks]}
+        else:
+            given = {"block_lists": entries[blocks]}
+        out, meta = attend(q[begin:end], k[:num_keys], v[:num_keys], **given)
+        outs.append(out)
+        lses.append(meta.lse)
+    num_padding = q.shape[0] - runs[-1][1]
+    out = pad(torch.cat(outs), (0, 0, 0, 0, 0, num_padding))
+    lse = pad(torch.cat(lses), (0, 0, 0, num_padding), value=-torch.inf)
+    return out, AttnForwardMeta(lse, None)
 
 
 def _gather_beside(needed: NeededKeys, kv: tuple, call: int, rows, choose: Callable):
@@ -219,16 +274,20 @@ def _beside(device: torch.device) -> torch.cuda.Stream:
 
 def _with_sizes(chosen: Chosen, needed: NeededKeys) -> Chosen:
     """Blocks of keys are no longer than the sequence. ValueError for other sizes."""
-    is_of_blocks = chosen.is_mask or chosen.q_size != 1
     check_int("q_block_size", chosen.q_size, 1, MAX_BLOCK_SIZE)
-    check_int(
-        "sparse_k_block_size", chosen.k_size, 1, MAX_BLOCK_SIZE if is_of_blocks else MAX_BLOCK
-    )
-    if needed.moves_rows and needed.chunk_size % chosen.q_size:
-        raise ValueError(
-            f"q_block_size is {chosen.q_size}; allowed: divisors of {needed.chunk_size}, the "
-            "plan's chunk_size, so that no block of queries lies on two ranks"
-        )
+    most = MAX_BLOCK if chosen.is_of_rows else MAX_BLOCK_SIZE
+    check_int("sparse_k_block_size", chosen.k_size, 1, most)
+    if chosen.is_of_rows and chosen.is_causal:
+        raise ValueError("is_causal is True with lists of single queries; allowed: False")
+    named = {"q_block_size": chosen.q_size}
+    if chosen.is_causal:
+        named["sparse_k_block_size"] = chosen.k_size
+    for name, size in named.items():
+        if needed.moves_rows and needed.chunk_size % size:
+            raise ValueError(
+                f"{name} is {size}; allowed: divisors of {needed.chunk_size}, the plan's "
+                "chunk_size, so that no block of own rows lies on two ranks"
+            )
     return chosen._replace(k_size=min(chosen.k_size, needed.total))
 
 
@@ -249,6 +308,8 @@ def _local(chosen: Chosen, q: torch.Tensor, heads_kv: int, total: int, blocks: K
     shape = Blocks(q.shape[0], total, chosen.q_size, chosen.k_size)
     if chosen.is_mask:
         mask = check_mask(chosen.entries, shape, heads_kv, q.device)
+        if chosen.is_causal:
+            mask = mask & (torch.arange(shape.num_k, device=q.device) < blocks.end.view(-1, 1))
         local = pad(mask, (0, 1)).index_select(2, blocks.ids)
         is_absent = mask & (blocks.places[2:-1] == _ABSENT)
         word = error_word_of_lists(torch.where(is_absent, _ABSENT, -1), 0)
@@ -256,11 +317,15 @@ def _local(chosen: Chosen, q: torch.Tensor, heads_kv: int, total: int, blocks: K
         return _Found(local, None if blocks.has_all else is_absent.any(2).T, word)
     of_queries = shape.num_q, heads_kv
     lists = check_lists(chosen.entries, chosen.k_size, of_queries, q.device)
+    if chosen.is_causal:
+        is_behind = (lists >= blocks.end.view(-1, 1, 1)) & (lists < shape.num_k)
+        lists = lists.masked_fill(is_behind, -1)
     distinct = lists[:, :1] if lists.stride(1) == 0 else lists  # heads may share their lists
     entries = distinct.clamp(_OUTSIDE, shape.num_k).add_(-_OUTSIDE)
     local = blocks.places.index_select(0, entries.flatten()).view(distinct.shape)
     is_missing = None if blocks.has_all else (local == _ABSENT).any(2)
-    local = local.expand(lists.shape)
-    if is_sanity_check_enable():
-        check_word(error_word_of_lists(local, blocks.ids.shape[0]))
-    return _Found(local, is_missing, None)
+    local, word = local.expand(lists.shape), None
+    if chosen.is_causal or is_sanity_check_enable():
+        word = error_word_of_lists(local, blocks.ids.shape[0])
+        check_word(word)
+    return _Found(local, is_missing, word)
