@@ -30,7 +30,7 @@ class Rows:
     others are collective, in the same order on all ranks.
 
     count: own rows, padding included; num_valid: those that come before the padding; chunk_size:
-    rows that are placed together.
+    rows that are placed together; is_alone: whether there is one rank.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Rows:
         self.count = placement.rows_of(rank)
         self._placement, info = placement, placement.info()
         self.chunk_size = info.chunk_size
-        self._is_alone = info.num_ranks == 1  # rows are in the order of the sequence
+        self.is_alone = info.num_ranks == 1  # rows are in the order of the sequence
         self._rank = rank
         self._ids_on: dict[torch.device, torch.Tensor] = {}
         self._digest, self._agreed = plan_digest, LruCache(_CALLS_KEPT)
@@ -96,7 +96,7 @@ class Rows:
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """Everyone's rows in the order of the sequence, without padding."""
-        if self._is_alone:
+        if self.is_alone:
             return x[: self.total_seqlen].clone()
         with self.refusals():
             local = as_moved(x)
@@ -110,7 +110,7 @@ class Rows:
 
     def reduce(self, grad: torch.Tensor) -> torch.Tensor:
         """Own rows of the sum of everyone's global tensors; padding rows are 0."""
-        if self._is_alone:
+        if self.is_alone:
             return self.select(grad, 0.0)
         if grad.is_complex():
             return torch.view_as_complex(self.reduce(torch.view_as_real(grad.resolve_conj())))
@@ -127,7 +127,7 @@ class Rows:
 
     def roll(self, x: torch.Tensor, shift: int) -> torch.Tensor:
         """Own rows of torch.roll of the sequence by shift; padding rows stay."""
-        if self._is_alone:
+        if self.is_alone:
             # By copies, which know every type; torch.roll does not on a GPU.
             rolled, end = torch.empty_like(x), self.total_seqlen
             first = shift % end
@@ -156,7 +156,7 @@ class Rows:
         needed: list[tuple[int, int, int]],
     ) -> None:
         """Moves rows of x between ranks into out, as Communicator.exchange; kind: CAST or SUM."""
-        if self._is_alone:
+        if self.is_alone:
             return
         self.begin(function, x)
         self.communicator.exchange(kind, [x], [out], owned, needed, self._digest)()
@@ -167,7 +167,7 @@ class Rows:
         try:
             yield
         except Exception as error:
-            first_calls = None if self._is_alone else first_calls_of(self.cp_group)
+            first_calls = None if self.is_alone else first_calls_of(self.cp_group)
             if first_calls is not None:
                 (first_calls.later if first_calls.have_agreed else first_calls).refuse(error)
             raise

@@ -292,6 +292,14 @@ def test_blocks_on_two_ranks(group, rows: int = 250):
             ValueError,
             text,
         )
+    bound = bound_under(masks.from_cu_seqlens([0, 128, 256]), group)
+    assert not bound.needed_keys.moves_rows
+    q, k, v = (bound.dispatch(x.detach()) for x in tensors(256))
+    visible = torch.zeros(1, -(-bound.local_rows // 12), 16).bool()
+    text = "q_block_size is 12; allowed: divisors of 16"
+    refuses(
+        lambda: bound.calc_sparse_attn(q, k, v, block_mask=visible, **options), ValueError, text
+    )
 
 
 @over(1, 3)

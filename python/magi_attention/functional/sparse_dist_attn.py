@@ -99,7 +99,8 @@ class NeededKeys(NeededRows):
 
     def __init__(self, keys: PlanHandle, rank: int, rows: Rows) -> None:
         super().__init__(keys, rank, rows)
-        self.total, self.chunk_size = rows.total_seqlen, rows.chunk_size
+        self.total = rows.total_seqlen
+        self.chunk_size = 0 if rows.is_alone else rows.chunk_size  # which all sizes divide
         self._found = LruCache(_TABLES_KEPT)
 
     def blocks(
@@ -283,10 +284,10 @@ def _with_sizes(chosen: Chosen, needed: NeededKeys) -> Chosen:
     if chosen.is_causal:
         named["sparse_k_block_size"] = chosen.k_size
     for name, size in named.items():
-        if needed.moves_rows and needed.chunk_size % size:
+        if needed.chunk_size % size:
             raise ValueError(
                 f"{name} is {size}; allowed: divisors of {needed.chunk_size}, the plan's "
-                "chunk_size, so that no block of own rows lies on two ranks"
+                "chunk_size, so that blocks of own rows are blocks of the sequence"
             )
     return chosen._replace(k_size=min(chosen.k_size, needed.total))
 
