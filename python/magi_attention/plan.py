@@ -466,9 +466,8 @@ class BoundPlan:
         q_block_size: int = 1,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, SparseForwardMeta]:
-        """Attention of this rank's rows q [rows, heads_q, dim] to keys that are chosen anew in
-        every call, inside of what the plan's mask allows for; k, v [rows, heads_kv, dim] are this
-        rank's rows. Collective. On GPUs the host waits for nothing.
+        """Attention of this rank's rows q, k, v [rows, heads, dim] to keys that are chosen anew in
+        every call, inside of the plan's mask. Collective. On GPUs the host waits for nothing.
         One of these tells the keys, or a function that gives it, while they come to a GPU:
         - index_sparse_indices: int32 [rows, heads_kv, n], rows of the sequence, or blocks of
           sparse_k_block_size of them, in any order; -1: none; one that stands n times counts n
@@ -477,17 +476,17 @@ class BoundPlan:
 
         is_causal: of blocks that blocks of queries see, a query sees no key behind itself.
         q_block_size, with is_causal sparse_k_block_size too, divides the plan's chunk_size. All
-        keys come that one of this rank's queries could see under the plan's mask, whatever is
-        chosen; any of these may be named, of blocks those that come whole. Results of a query for
-        which others are named are NaN. Entries outside the sequence count as none. meta.error_word
-        tells of both kinds; with MAGI_ATTENTION_SANITY_CHECK=1 they are ValueError.
+        keys come that a query of this rank could see under the plan's mask, and any of these may be
+        named, of blocks whole ones. Results of a query for which others are named are NaN. Entries
+        outside the sequence count as none. meta.error_word tells of both kinds, which with
+        MAGI_ATTENTION_SANITY_CHECK=1 are ValueError.
 
         Returns out and a meta with lse, which gradients come through. ValueError for other shapes
         than the plan's, with or without padding; NotImplementedError for another backend.
         """
-        sizes, numbers = (q_block_size, sparse_k_block_size), (softmax_scale, softcap)
+        sizes = q_block_size, sparse_k_block_size
         chosen = chosen_of(index_sparse_indices, block_mask, sizes, is_causal)
-        return attend_to_chosen_keys((q, k, v), chosen, self.needed_keys, self.attention, numbers)
+        return attend_to_chosen_keys(self, (q, k, v), chosen, (softmax_scale, softcap))
 
     @cached_property
     def latents(self) -> LatentAttention:

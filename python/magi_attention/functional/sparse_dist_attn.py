@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn.functional import pad
@@ -164,16 +164,23 @@ def _blocks_of(here: torch.Tensor, size: int, total: int, in_order: bool) -> Key
     return KeyBlocks(places, ids, None, whole.shape[0] == num_blocks)
 
 
+class HasKeys(Protocol):
+    """The type that attend_to_chosen_keys takes: a bound plan."""
+
+    needed_keys: NeededKeys
+    attention: RankAttention
+
+
 def attend_to_chosen_keys(
+    bound: HasKeys,
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     chosen: Chosen,
-    needed: NeededKeys,
-    attention: RankAttention,
     numbers: tuple[float | None, float],
-) -> tuple[torch.Tensor, AttnForwardMeta]:
-    """chosen: by rows of the sequence; numbers: softmax_scale and softcap; attention: of the plan.
-    See BoundPlan.calc_sparse_attn.
+) -> tuple[torch.Tensor, SparseForwardMeta]:
+    """chosen: by rows of the sequence; numbers: softmax_scale and softcap. See
+    BoundPlan.calc_sparse_attn.
     """
+    needed, attention = bound.needed_keys, bound.attention
     is_late = callable(chosen.entries)
     try:
         q, k, v = check_qkv(*qkv)
