@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -14,18 +16,32 @@
 namespace magi::batch {
 namespace {
 
-/// Which samples spread, and how far: a sample longer than `threshold` times the bound takes the
-/// fewest ranks on which it ends at `level` times the bound.
+constexpr double kNever = 1e30;
+
+/// Which samples spread, and over how many ranks at least. By time: those longer than `threshold`
+/// times the bound, over the fewest on which they end at `level` times the bound. By rows: those
+/// with more than `rows` of a rank's, over the fewest with no more each, or as many as a power of
+/// two.
 struct Shape {
   double level = 1.0;
   double threshold = 1.0;
+  double rows = 0.0;  ///< 0: by time
+  bool is_power = false;
 };
 /// Samples on few ranks fetch least; on many they leave each rank room for short ones.
-constexpr double kNever = 1e30;
-constexpr std::array kShapes = {Shape{1.0, 1.0}, Shape{0.95, 1.0},  Shape{0.85, 1.0},
-                                Shape{0.7, 1.0}, Shape{0.5, 1.0},   Shape{0.35, 1.0},
-                                Shape{0.0, 1.0}, Shape{0.8, 0.8},   Shape{0.5, 0.6},
-                                Shape{0.3, 0.4}, Shape{1.0, kNever}};
+constexpr std::array kShapes = {Shape{1.0, 1.0},
+                                Shape{0.95, 1.0},
+                                Shape{0.85, 1.0},
+                                Shape{0.7, 1.0},
+                                Shape{0.8, 0.8},
+                                Shape{1.0, kNever},
+                                Shape{.rows = 1.0, .is_power = true},
+                                Shape{.rows = 0.5, .is_power = true},
+                                Shape{.rows = 0.25, .is_power = true},
+                                Shape{.rows = 0.7},
+                                Shape{.rows = 0.5},
+                                Shape{.rows = 0.35},
+                                Shape{.rows = 0.25}};
 /// Long samples times ranks and micro-batches beyond which none spreads but for memory: so many are
 /// shared out well whole, and spreading each takes a look at all ranks.
 constexpr std::size_t kMostLooks = std::size_t{1} << 22;
@@ -49,6 +65,7 @@ class Packer {
     packing_.whole.resize(slots_.size());
     const auto limit = static_cast<double>(bound);
     const auto is_long = [&](const Work& work) {
+      if (shape.rows > 0.0) return work.rows > shape.rows * room_rows();
       return static_cast<double>(work.ticks) > shape.threshold * limit || work.rows > room_rows();
     };
     const auto num_long = static_cast<std::size_t>(std::ranges::count_if(batch_.samples, is_long));
@@ -57,14 +74,21 @@ class Packer {
     for (const Work& work : batch_.samples) {
       if (!is_long(work)) {
         short_ones.push_back(work);
-      } else if (!spread(work, shape.level * limit)) {
+      } else if (shape.rows > 0.0 ? !spread(work, ranks_by_rows(work, shape))
+                                  : !spread_until(work, shape.level * limit)) {
         return std::nullopt;
       }
     }
     if (!deal(short_ones)) return std::nullopt;
     for (int i = 0; i < kRefills; ++i) refill();
     packing_.longest = slots_.longest();
+    packing_.step = step_of(packing_.longest, slots_.sum_of_longest());
     return std::move(packing_);
+  }
+
+  double step_of(Ticks longest, Ticks sum_of_longest) const {
+    return 0.5 * (static_cast<double>(longest) * num_micro_batches_ +
+                  static_cast<double>(sum_of_longest));
   }
 
  private:
@@ -85,7 +109,7 @@ class Packer {
       std::size_t slot = lightest.rank();
       if (slot >= slots_.size() || slots_.room(slot) < work.rows) slot = lightest_for(work);
       if (slot == slots_.size()) {
-        if (!spread(work, 0.0)) return false;
+        if (!spread_until(work, 0.0)) return false;
         const Spread& made = packing_.spreads.back();
         for (std::size_t i = 0; i < made.chunks.size(); ++i) {
           update(slot_of(made.micro_batch, made.first) + i);
@@ -169,15 +193,27 @@ class Packer {
     return order;
   }
 
-  /// Spreads a sample over the fewest ranks of the least busy micro-batch on which it ends at
-  /// `target`, or else on which it ends first. False where no micro-batch has room.
-  bool spread(const Work& work, double target) {
+  std::int32_t ranks_by_rows(const Work& work, const Shape& shape) const {
+    auto count = static_cast<std::uint32_t>(std::ceil(work.rows / (shape.rows * room_rows())));
+    if (shape.is_power) count = std::bit_ceil(count);
+    return static_cast<std::int32_t>(
+        std::min(count, static_cast<std::uint32_t>(config_.num_ranks)));
+  }
+
+  bool spread_until(const Work& work, double target) {
+    return spread(work, fewest(work, target), target);
+  }
+
+  /// Spreads a sample over the least busy micro-batch: `count` ranks, or more if that has no room
+  /// or they end after `target`; the number on which it ends first. False where no micro-batch has
+  /// room.
+  bool spread(const Work& work, std::int32_t count,
+              double target = std::numeric_limits<double>::infinity()) {
     sum_up();
     const std::int32_t size = node_size(config_);
     const std::int32_t chunks = ceil_div(work.rows, config_.chunk_size);
     const std::vector<std::int32_t> order = by_load(chunks);
     if (order.empty()) return false;
-    std::int32_t count = fewest(work, target);
     if (count > size) count = align_up(count, size);
     const bool is_gaining = batch_.row_fetch * work.rows < work.ticks;  // on more ranks
     Window best;
@@ -227,11 +263,12 @@ class Packer {
 std::optional<Packing> pack(const BatchWork& work, const BatchConfig& config,
                             std::int32_t num_micro_batches, Ticks bound) {
   Packer packer(work, config, num_micro_batches);
+  const double least = packer.step_of(bound, work.total / config.num_ranks);
   std::optional<Packing> best;
   for (const Shape& shape : kShapes) {
     std::optional<Packing> made = packer.run(shape, bound);
-    if (made && (!best || made->longest < best->longest)) best = std::move(made);
-    if (best && static_cast<double>(best->longest) <= kNear * static_cast<double>(bound)) break;
+    if (made && (!best || made->step < best->step)) best = std::move(made);
+    if (best && best->step <= kNear * least) break;
   }
   return best;
 }

@@ -14,6 +14,9 @@ struct Packing {
   std::vector<std::vector<Work>> whole;  ///< [slots]
   std::vector<Spread> spreads;
   Ticks longest = 0;  ///< time of a slot
+  /// The mean of what a pipeline takes, the longest micro-batch as often as there are any, and of
+  /// all micro-batches one after the other.
+  double step = 0.0;
 };
 
 /// Packs the samples into equal micro-batches whose longest rank comes near to `bound`, which is

@@ -18,7 +18,7 @@ using batch::Ticks;
 constexpr std::int32_t kMostChunkRows = 64;
 constexpr std::int32_t kChunksPerRank = 256;
 /// Another micro-batch is tried where the step is longer than this over the bound.
-constexpr double kFar = 1.05;
+constexpr double kFar = 1.02;
 
 /// The parts in the order of MicroBatch.
 std::vector<MicroBatch> parts_of(const Packing& packing, const BatchConfig& config,
@@ -71,7 +71,6 @@ struct Packed {
   std::int32_t num_micro_batches = 0;
   Packing packing;
   Ticks bound = 0;  ///< of a micro-batch
-  double step() const { return static_cast<double>(packing.longest) * num_micro_batches; }
 };
 
 /// The first number of micro-batches from `count` on whose memory holds all samples. Each sample
@@ -100,7 +99,7 @@ Packed pack_best(const BatchWork& work, const BatchConfig& config) {
       static_cast<double>(packed.packing.longest) <= kFar * static_cast<double>(packed.bound);
   if (asked > 0 || is_near) return packed;
   Packed next = pack_from(packed.num_micro_batches + 1, work, config);
-  return next.step() < packed.step() ? std::move(next) : std::move(packed);
+  return next.packing.step < packed.packing.step ? std::move(next) : std::move(packed);
 }
 
 std::int32_t default_chunk(const BatchConfig& config) {

@@ -2,6 +2,7 @@
 #include "batch/slots.hpp"
 
 #include <numeric>
+#include <utility>
 
 #include "base/math.hpp"
 
@@ -26,6 +27,16 @@ Ticks Slots::longest() const {
   Ticks longest = 0;
   for (std::size_t slot = 0; slot < size(); ++slot) longest = std::max(longest, time(slot));
   return longest;
+}
+
+Ticks Slots::sum_of_longest() const {
+  Ticks sum = 0;
+  Ticks longest = 0;
+  for (std::size_t slot = 0; slot < size(); ++slot) {
+    longest = std::max(longest, time(slot));
+    if ((slot + 1) % static_cast<std::size_t>(num_ranks_) == 0) sum += std::exchange(longest, 0);
+  }
+  return sum;
 }
 
 std::int64_t Slots::padded_rows(std::size_t slot) const {

@@ -27,6 +27,8 @@ class Slots {
   std::size_t size() const { return ticks_.size(); }
   Ticks time(std::size_t slot) const { return ticks_[slot] + std::max(fetch_[slot], cross_[slot]); }
   Ticks longest() const;
+  /// The longest rank of each micro-batch, added up.
+  Ticks sum_of_longest() const;
   /// Rows that whole samples may still take, and chunks that samples which spread may.
   std::int32_t room(std::size_t slot) const { return room_rows_ - rows_[slot]; }
   std::int32_t chunks_left(std::size_t slot) const { return room(slot) / chunk_size_; }

@@ -113,6 +113,33 @@ TEST(Batch, LongSamplesOfManyMicroBatchesAreSharedOut) {
   EXPECT_LT(plan.report.gap(), 1.06);
 }
 
+TEST(Batch, MicroBatchesBesideThatOfALongSampleAreEven) {
+  // The long one has all ranks of a micro-batch; 30,000 rows would be long for one rank of another.
+  std::vector<std::int32_t> lengths(100, 500);
+  lengths.insert(lengths.end(), {145000, 30000, 20000, 10000});
+  const BatchConfig config{.num_ranks = 16, .devices_per_node = 8, .num_micro_batches = 2};
+  const BatchPlan plan = plan_batch(causal_samples(lengths), config);
+  double sum = 0.0;
+  for (const std::size_t first : {0u, 16u}) {
+    sum += std::ranges::max(std::span(plan.report.rank_seconds).subspan(first, 16));
+  }
+  const batch::BatchWork work = batch::work_of(plan.samples, plan.config);
+  EXPECT_LT(sum, 1.12 * static_cast<double>(work.total) / 16 / batch::kTicksPerSecond);
+}
+
+TEST(Batch, LongSamplesOfManyLengthsAreNearTheBound) {
+  RandomStream random(1);
+  double sum = 0.0;
+  constexpr int kBatches = 20;
+  for (int i = 0; i < kBatches; ++i) {
+    std::vector<std::int32_t> lengths(512);
+    for (std::int32_t& length : lengths) length = 200000 / random.between(1, 400);
+    const BatchConfig config{.num_ranks = 64, .devices_per_node = 8};
+    sum += plan_batch(causal_samples(lengths), config).report.gap();
+  }
+  EXPECT_LT(sum / kBatches, 1.04);
+}
+
 TEST(Batch, ExchangeThatCostsMoreThanItGainsKeepsSamplesWhole) {
   BatchConfig config{.num_ranks = 4, .rows_per_rank = 1000};
   config.cost.bytes_per_token = 1e12;
