@@ -237,7 +237,8 @@ class FirstCalls:
             return self.later.refusal_before_begin(rank)
 
         what = "to make the first call with this plan or these options"
-        who = f"rank {self._rank} waited for rank {rank} {what}"
+        own, awaited = (self.lives.named([each]) for each in (self._rank, rank))
+        who = f"{own} waited for {awaited} {what}"
         return self._store.wait_for(self._key(name), timeout, who, look)
 
     def _leave_without_rank_0(self) -> bool:

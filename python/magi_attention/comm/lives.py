@@ -81,10 +81,12 @@ class Lives:
     def __init__(self, store: PatientStore, rank: int, num_ranks: int) -> None:
         self._store, self._rank, self._num_ranks = store, rank, num_ranks
         self._peers: dict[int, socket.socket] = {}
+        self._hosts = {rank: socket.gethostname()}  # of ranks that have told
         self._ended: set[int] = set()
         with contextlib.suppress(OSError):
             port = _listener().getsockname()[1]
             entry = {"machine": _machine(), "address": _address(store.host), "port": port}
+            entry["host"] = self._hosts[rank]
             store.set(f"{_PREFIX}/{rank}", json.dumps(entry))
 
     def __del__(self) -> None:
@@ -104,6 +106,7 @@ class Lives:
         if rank in (self._rank, *self._peers) or not self._store.check([key]):
             return
         entry = json.loads(self._store.get(key))
+        self._hosts[rank] = entry["host"]
         with contextlib.suppress(OSError):
             is_here = entry["machine"] == _machine()
             address = "127.0.0.1" if is_here else entry["address"]
@@ -118,6 +121,12 @@ class Lives:
             except ConnectionRefusedError:
                 if is_here:
                     self._ended.add(rank)
+
+    def named(self, ranks: list[int]) -> str:
+        """ "ranks 0 on host1, 2 on host2", or without hosts where all known ranks are on one."""
+        known = self._hosts if len(set(self._hosts.values())) > 1 else {}
+        names = [f"{rank} on {known[rank]}" if rank in known else str(rank) for rank in ranks]
+        return f"rank{'s' * (len(ranks) != 1)} {', '.join(names) or 'none'}"
 
     def has_ended(self, rank: int) -> bool:
         """Whether the process of a rank is known to have ended."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from magi_attention._group_holders import DESTROYED, holds_groups
 from magi_attention._native.library import ends, keep_end
 from magi_attention._native.tensors import bytes_at
-from magi_attention._native.vtable import ByteExchange, counted_ranks
+from magi_attention._native.vtable import ByteExchange
 from magi_attention.comm.first_call import first_calls_of, global_ranks_of, naming
 from magi_attention.common._arguments import check_kind
 from magi_attention.common._lru import LruCache
@@ -231,7 +231,7 @@ class ProcessGroupTransport:
             return ""
         ended = first_calls.lives.find_ended(list(range(self.num_ranks)))
         have = "have" if len(ended) > 1 else "has"
-        return f", as {counted_ranks(ended)} {have} ended" if ended else ""
+        return f", as {first_calls.lives.named(ended)} {have} ended" if ended else ""
 
     def _absent_ranks(self, number: int) -> str:
         """ ", to which rank 1 did not come", where that is known."""
@@ -242,7 +242,7 @@ class ProcessGroupTransport:
             absent = first_calls.later.find_absent(self._name, number)
         except CommError as error:  # of a store whose host was stopped
             return f", and {error}"
-        return f", to which {counted_ranks(absent)} did not come" if absent else ""
+        return f", to which {first_calls.lives.named(absent)} did not come" if absent else ""
 
 
 def naming_ranks(group: dist.ProcessGroup, call: Callable[[], object]) -> None:

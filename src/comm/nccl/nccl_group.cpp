@@ -30,6 +30,7 @@ struct Hello {
   std::int32_t version = 0;  ///< of NCCL
   std::int32_t max_ctas = 0;
   std::array<char, 48> boot{}, network{}, device{};
+  std::array<char, 64> host{};  ///< ends with 0
 };
 
 /// The message of rank 0 to the others.
@@ -38,8 +39,9 @@ struct Welcome {
   FailureChannel::Invitation alarms;
 };
 
-void put(std::array<char, 48>& place, const std::string& text) {
-  std::copy_n(text.begin(), std::min(text.size(), place.size()), place.begin());
+template <std::size_t size>
+void put(std::array<char, size>& place, const std::string& text) {
+  std::copy_n(text.begin(), std::min(text.size(), size), place.begin());
 }
 
 class GroupStart {
@@ -59,6 +61,7 @@ class GroupStart {
       hellos_.push_back(value_of<Hello>(hellos[rank], rank));
     }
     check_hellos();
+    alarms_->name_ranks(names());
     const auto welcomes =
         start_together(bootstrap_, num_ranks_, [&] { return rank_ == 0 ? welcome() : Bytes{}; });
     welcome_ = value_of<Welcome>(welcomes[0], 0);
@@ -82,6 +85,7 @@ class GroupStart {
     put(hello.boot, machine.boot);
     put(hello.network, machine.network);
     put(hello.device, device_->id());
+    put(hello.host, machine.host.substr(0, hello.host.size() - 1));
     return bytes_of(hello);
   }
 
@@ -114,6 +118,19 @@ class GroupStart {
                         CommFailure::System);
       }
     }
+  }
+
+  /// "rank 1 on host2", or without hosts where all ranks are on one.
+  std::vector<std::string> names() const {
+    const bool is_one_host = std::all_of(hellos_.begin(), hellos_.end(), [&](const Hello& hello) {
+      return hello.host == hellos_[0].host;
+    });
+    std::vector<std::string> found;
+    for (const Hello& hello : hellos_) {
+      const std::string host = is_one_host ? "" : std::string(" on ") + hello.host.data();
+      found.push_back("rank " + std::to_string(hello.rank) + host);
+    }
+    return found;
   }
 
   bool shares_network(const Hello& hello) const {
@@ -263,7 +280,8 @@ class NcclGroup final : public Communicator {
     guarded([&] {
       device_->run([&] {
         flight.begin = device_->mark(stream);
-        comm_->exchange(exchange, stream, limit(deadline_, [&] { return describe(flight); }));
+        comm_->exchange(exchange, stream,
+                        limit(deadline_, [&] { return watch_->describe(flight); }));
         flight.end = device_->mark(stream);
       });
     });

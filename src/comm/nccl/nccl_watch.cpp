@@ -19,20 +19,15 @@ constexpr std::chrono::milliseconds kTick{50};
 /// to end by themselves.
 constexpr std::chrono::milliseconds kGrace{1000};
 
-std::string rank_list(const std::vector<std::int32_t>& ranks) {
-  std::string names;
-  for (const std::int32_t rank : ranks) {
-    names += (names.empty() ? "rank " : ", rank ") + std::to_string(rank);
-  }
-  return names.empty() ? "no rank" : names;
-}
-
 }  // namespace
 
-std::string describe(const NcclFlight& flight) {
-  return rank_list(flight.peers) + " in stage " + std::to_string(flight.tag.stage) + " of " +
-         kind_name(flight.kind) + " " + std::to_string(flight.sequence) + ", plan " +
-         hex(flight.tag.plan_digest);
+std::string NcclWatch::describe(const NcclFlight& flight) const {
+  std::string names;
+  for (const std::int32_t peer : flight.peers) {
+    names += (names.empty() ? "" : ", ") + alarms_->name_of(peer);
+  }
+  return names + " in stage " + std::to_string(flight.tag.stage) + " of " + kind_name(flight.kind) +
+         " " + std::to_string(flight.sequence) + ", plan " + hex(flight.tag.plan_digest);
 }
 
 NcclWatch::NcclWatch(std::shared_ptr<NcclComm> comm, std::shared_ptr<const CommDevice> device,
@@ -148,8 +143,8 @@ std::optional<CommError> NcclWatch::inspect_flights() {
   const auto now = Clock::now();
   if (!first.deadline && first.begin->is_reached()) first.deadline = now + deadline_;
   if (!first.deadline || now < *first.deadline) return {};
-  return CommError("rank " + std::to_string(rank_) + " waited " +
-                       std::to_string(deadline_.count()) + " ms for " + describe(first),
+  return CommError(alarms_->name_of(rank_) + " waited " + std::to_string(deadline_.count()) +
+                       " ms for " + describe(first),
                    CommFailure::Timeout);
 }
 

@@ -27,8 +27,6 @@ struct NcclFlight {
   std::unique_ptr<StreamMark> begin, end;  ///< null during a capture
   std::optional<Deadline> deadline = {};   ///< known once `begin` has been seen
 };
-/// "rank 0, rank 2 in stage 1 of group_cast 5, plan 0x..."
-std::string describe(const NcclFlight& flight);
 
 /// A thread that watches one rank's communicator: exchanges that outlast their deadline, what NCCL
 /// reports beside the calls, ranks that end, ranks that abort. The first failure is the group's: it
@@ -51,6 +49,8 @@ class NcclWatch {
   /// Fails as this rank has aborted the group.
   void abort(const std::string& reason) noexcept;
   void add(NcclFlight flight);
+  /// "rank 0, rank 2 in stage 1 of group_cast 5, plan 0x..."
+  std::string describe(const NcclFlight& flight) const;
   /// Waits until no exchange is under way on the GPU, or the group fails.
   void drain_sync();
   /// Tells the other ranks that this one goes in order, and stops.

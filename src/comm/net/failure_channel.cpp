@@ -36,9 +36,8 @@ struct Alarm {
   std::uint32_t num_bytes = 0;
 };
 
-CommError ended(std::int32_t rank) {
-  return {"rank " + std::to_string(rank) + " ended, or its machine is out of reach",
-          CommFailure::PeerDied};
+CommError ended(const std::string& rank) {
+  return {rank + " ended, or its machine is out of reach", CommFailure::PeerDied};
 }
 
 }  // namespace
@@ -48,6 +47,9 @@ FailureChannel::FailureChannel(std::int32_t rank, std::int32_t num_ranks)
       peers_(static_cast<std::size_t>(num_ranks)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!wake_.is_open()) throw_socket("make an event");
+  for (std::int32_t each = 0; each < num_ranks; ++each) {
+    names_.push_back("rank " + std::to_string(each));
+  }
 }
 
 FailureChannel::~FailureChannel() = default;
@@ -135,13 +137,13 @@ std::optional<CommError> FailureChannel::hear(std::int32_t peer) {
   Alarm alarm;
   if (socket.receive_value(alarm, soon) != StreamSocket::Result::Done ||
       alarm.magic != kAlarmMagic || alarm.num_bytes > kMaxTextBytes) {
-    return ended(peer);
+    return ended(name_of(peer));
   }
   if (alarm.failure == 0) return {};
   std::string text(alarm.num_bytes, ' ');
   if (socket.receive_all(std::as_writable_bytes(std::span(text)), soon) !=
       StreamSocket::Result::Done) {
-    return ended(peer);
+    return ended(name_of(peer));
   }
   return CommError(text, static_cast<CommFailure>(alarm.failure));
 }

@@ -5,7 +5,9 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/net/tcp_socket.hpp"
@@ -31,6 +33,12 @@ class FailureChannel {
   FailureChannel(const FailureChannel&) = delete;
   FailureChannel& operator=(const FailureChannel&) = delete;
 
+  /// What texts call the ranks; "rank 0" and so on at first. [num_ranks].
+  void name_ranks(std::vector<std::string> names) { names_ = std::move(names); }
+  const std::string& name_of(std::int32_t rank) const {
+    return names_[static_cast<std::size_t>(rank)];
+  }
+
   /// Rank 0 begins to listen.
   Invitation open(TcpReach reach);
   /// Another rank connects; false where no way leads there. It then hears no alarm.
@@ -52,6 +60,7 @@ class FailureChannel {
   std::optional<CommError> hear(std::int32_t peer);
 
   std::int32_t rank_;
+  std::vector<std::string> names_;   ///< [num_ranks]
   std::vector<StreamSocket> peers_;  ///< [num_ranks]; of other ranks than 0 only that to rank 0
   StreamSocket listener_;
   StreamSocket wake_;  ///< an eventfd

@@ -13,6 +13,8 @@ namespace magi::comm {
 
 Machine own_machine() {
   Machine machine;
+  std::array<char, 65> host{};
+  if (gethostname(host.data(), host.size() - 1) == 0) machine.host = host.data();
   std::ifstream("/proc/sys/kernel/random/boot_id") >> machine.boot;
   std::array<char, 64> link{};
   const auto size = readlink("/proc/self/ns/net", link.data(), link.size());

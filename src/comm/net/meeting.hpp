@@ -25,7 +25,7 @@ class MeetingPlace {
   virtual std::optional<Arrival> accept(const StreamSocket& listener) = 0;
   /// Nothing when no one listens there (yet).
   virtual std::optional<StreamSocket> connect(Deadline deadline) = 0;
-  /// The thing that connect() met instead of the host, for messages; empty: nothing.
+  /// Where connect() looked for the host, or what it met there, for messages; may be empty.
   virtual std::string obstacle() const { return {}; }
 };
 

@@ -51,6 +51,11 @@ class TcpMeetingPlace final : public comm::MeetingPlace {
 
   std::string name() const override { return place_.name; }
 
+  std::string obstacle() const override {
+    return " for it at " + place_.address + ", ports " + std::to_string(place_.port) + " to " +
+           std::to_string(end_port() - 1);
+  }
+
   std::optional<StreamSocket> listen_as_host(std::int32_t num_ranks) override {
     const bool is_local = std::all_of(addresses_.begin(), addresses_.end(), comm::is_loopback);
     const auto reach = is_local ? comm::TcpReach::ThisMachine : comm::TcpReach::AnyMachine;

@@ -50,11 +50,12 @@ TEST(FailureChannel, NewsReachRankZeroAndFromThereAll) {
 
 TEST(FailureChannel, EndOfAProcessIsHeard) {
   auto lines = make_lines(3, 3, TcpReach::AnyMachine);
+  lines[0]->name_ranks({"rank 0 on a", "rank 1 on b", "rank 2 on b"});
   lines[1].reset();
   const auto heard = next(*lines[0]);
   ASSERT_TRUE(heard);
   EXPECT_EQ(heard->failure(), CommFailure::PeerDied);
-  EXPECT_THAT(heard->what(), ::testing::HasSubstr("rank 1 ended"));
+  EXPECT_THAT(heard->what(), ::testing::HasSubstr("rank 1 on b ended"));
   lines[0].reset();
   EXPECT_THAT(next(*lines[2])->what(), ::testing::HasSubstr("rank 0 ended"));
 }
