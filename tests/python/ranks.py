@@ -21,6 +21,8 @@ from unittest import mock
 
 import pytest
 
+from hosts import Hosts, enter
+
 WORLD_SIZE = 4
 COMM_SECONDS = 120  # a rank that compiles a model may come so much later than its peers
 CASE_SECONDS = 300
@@ -95,7 +97,10 @@ def fork_server():
     return context
 
 
-def _run(program: str, arguments: list[str], variables: dict[str, str], output: str) -> None:
+def _run(
+    program: str, arguments: list[str], variables: dict[str, str], output: str, places: list[str]
+) -> None:
+    enter(places)
     for number in (1, 2):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.update(variables)
@@ -104,24 +109,30 @@ def _run(program: str, arguments: list[str], variables: dict[str, str], output: 
     runpy.run_path(program, run_name="__main__")
 
 
-def launch(program, *arguments: str, ranks: int = 0, **variables: str) -> tuple[int, str]:
+def launch(
+    program, *arguments: str, ranks: int = 0, hosts: Hosts | None = None, **variables: str
+) -> tuple[int, str]:
     """The exit code of a Python program, a path or its text, and what it has printed. Its process
     is forked like those of ranks, and given variables of the environment; ranks: as many of it,
-    which are told what torchrun tells them.
+    which are told what torchrun tells them; hosts: on which half of the ranks each run.
     """
+    num_local = ranks // 2 if hosts else ranks
     with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
         told = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
         free.close()
-        told |= dict(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
+        told |= hosts.rendezvous() if hosts else {}
+        told |= dict(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(num_local))
         if isinstance(program, str):
             text, program = program, os.path.join(folder, "program.py")
             pathlib.Path(program).write_text(text)
         started = []
-        for rank in map(str, range(max(1, ranks))):
-            of_rank = told | dict(RANK=rank, LOCAL_RANK=rank) if ranks else {}
+        for rank in range(max(1, ranks)):
+            host, local_rank = divmod(rank, max(1, num_local))
+            of_rank = told | dict(RANK=str(rank), LOCAL_RANK=str(local_rank)) if ranks else {}
             output = os.path.join(folder, f"{rank}.out")
-            given = (str(program), list(arguments), variables | of_rank, output)
+            places = hosts.places(host) if hosts else []
+            given = (str(program), list(arguments), variables | of_rank, output, places)
             started.append(fork_server().Process(target=_run, args=given))
             started[-1].start()
         deadline = time.monotonic() + CASE_SECONDS
