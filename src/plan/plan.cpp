@@ -178,18 +178,37 @@ class PlacedMask {
   const PlacedRows& rows_of(const PlacementConfig& placement) {
     const auto known = std::ranges::find(known_, placement, &PlacedRows::config);
     if (known != known_.end()) return *known;
-    Placement q = planner::asks_for_runs(config_)
-                      ? place_for_runs()
-                      : place(mask_, config_.num_ranks, placement,
-                              {config_.devices_per_node, crossing_price(config_.cost)});
+    Placement q =
+        fastest_of(planner::asks_for_runs(config_) ? planner::placements_for_runs(mask_, config_)
+                                                   : placements_for_nodes(placement));
     Placement k = place_of_keys(mask_, config_, q);
     known_.push_back({placement, std::move(q), std::move(k)});
     return known_.back();
   }
 
+  /// The placement that was asked for, and where rows are dear to get into a node, others to choose
+  /// from: less even ones may move less.
+  std::vector<Placement> placements_for_nodes(PlacementConfig how) const {
+    constexpr std::int32_t kDear = 12;
+    const NodeShape nodes{config_.devices_per_node, crossing_price(config_.cost)};
+    std::vector<Placement> found;
+    const auto add = [&](PlacementAlgorithm algorithm) {
+      how.algorithm = algorithm;
+      found.push_back(place(mask_, config_.num_ranks, how, nodes));
+    };
+    add(how.algorithm);
+    if (how.algorithm != PlacementAlgorithm::Auto || !has_nodes(config_) ||
+        nodes.crossing_price < kDear) {
+      return found;
+    }
+    add(PlacementAlgorithm::Thorough);
+    add(PlacementAlgorithm::Zigzag);
+    add(PlacementAlgorithm::SequentialSelect);
+    return found;
+  }
+
   /// The placement with the fastest plan that moves keys alone.
-  Placement place_for_runs() const {
-    std::vector<Placement> placements = planner::placements_for_runs(mask_, config_);
+  Placement fastest_of(std::vector<Placement> placements) const {
     if (placements.size() == 1) return std::move(placements.front());
     std::optional<PlanWithLoads> kept;
     for (const Placement& q : placements) {

@@ -413,6 +413,45 @@ TEST(Simulate, FasterMachinesAreNeverSlower) {
   }
 }
 
+/// Packed causal documents of 256 to 16,384 rows.
+Mask random_documents(std::uint64_t seed, std::int32_t rows) {
+  RandomStream random(seed);
+  Mask mask{rows, rows, {}};
+  for (std::int32_t begin = 0; begin < rows;) {
+    const std::int32_t end = std::min(rows, begin + (256 << random.between(0, 6)));
+    mask.slices.push_back(band_slice({begin, end}, {begin, end}, MaskType::Causal));
+    begin = end;
+  }
+  return mask;
+}
+
+TEST(Simulate, PlansSuitSlowNetworks) {
+  constexpr int kMasks = 8;
+  for (const double rate : {5e9, 50e9}) {
+    double over_placements = 0.0, over_degrees = 0.0;  // of the fastest
+    for (int seed = 0; seed < kMasks; ++seed) {
+      const Mask mask = random_documents(static_cast<std::uint64_t>(seed), 32768);
+      Problem problem{.mask = mask,
+                      .config = {.num_ranks = 4, .num_heads_q = 32, .num_heads_kv = 8},
+                      .cluster = {.devices_per_node = 2}};
+      problem.cluster.network.bytes_per_second = rate;
+      const double chosen = simulate(problem, "auto").step_seconds();
+      double placed = chosen, staged = chosen;
+      for (const std::string& strategy : placement_strategies()) {
+        placed = std::min(placed, simulate(problem, strategy).step_seconds());
+      }
+      for (const std::int32_t degree : {0, 1, 2, 4, 8}) {
+        problem.config.overlap_degree = degree;
+        staged = std::min(staged, simulate(problem, "auto").step_seconds());
+      }
+      over_placements += chosen / placed / kMasks;
+      over_degrees += chosen / staged / kMasks;
+    }
+    EXPECT_LT(over_placements, 1.05) << rate;
+    EXPECT_LT(over_degrees, 1.05) << rate;
+  }
+}
+
 TEST(Simulate, RefusesWhatItCannotMean) {
   const Mask mask = one_document(64, MaskType::Full);
   const Mask cross{64, 32, {band_slice({0, 64}, {0, 32}, MaskType::Full)}};
