@@ -68,6 +68,20 @@ TEST(Launch, MpirunsRanksOfOneMachineNeedNoAddress) {
   });
 }
 
+TEST(Launch, MpirunsRanksOfSeveralMachinesMeetAtTheAddress) {
+  const std::int32_t port = testing::unique_place().port;
+  testing::run_processes(2, [&](std::int32_t rank) {
+    unsetenv("RANK");
+    set("OMPI_COMM_WORLD_RANK", rank);
+    set("OMPI_COMM_WORLD_SIZE", 2);
+    set("OMPI_COMM_WORLD_LOCAL_RANK", rank);
+    set("OMPI_COMM_WORLD_LOCAL_SIZE", 1);
+    setenv("MASTER_ADDR", "localhost", 1);
+    set("MASTER_PORT", port);
+    expect_meeting(rank, 2);
+  });
+}
+
 TEST(Launch, SeveralMachinesNeedAnAddress) {
   testing::run_processes(1, [](std::int32_t) {
     unsetenv("RANK");
