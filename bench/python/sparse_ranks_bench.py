@@ -51,7 +51,9 @@ class Case:
         )  # fmt: skip
         self._bound = bound = plan.bind(group, transport=transport)
         size = 1 if name == "lists" else BLOCK
-        self._entries = chosen(name, bound.rows.position_ids().cuda())
+        self._entries = chosen(
+            name, bound.rows.position_ids_on(torch.device("cuda", torch.cuda.current_device()))
+        )
         self._size, self._is_mask = size, name == "blocks"
         shapes = [(bound.local_rows, heads, DIM) for heads in (heads_q, heads_kv, heads_kv)]
         made = [torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in shapes]

@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import dense
 import pipeline_cases as cases
@@ -142,13 +143,38 @@ def wait_for_nothing(group, transport: str, form: str) -> None:
         assert torch.equal(f[0], w[0]) and torch.equal(f[1], w[1]) and torch.equal(f[2], w[2])
 
 
+def captured(group, transport: str, form: str) -> None:
+    """A graph of forward and backward follows what is chosen when it is replayed."""
+    bound = bound_under(group, transport)
+    _, leaves, upstream = inputs(bound)
+    given, _ = chosen(bound, form)
+    (entries,) = (x for x in given.values() if isinstance(x, torch.Tensor))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(bound, leaves, upstream, given)  # makes what is made once
+    torch.cuda.synchronize()
+    dist.barrier(group)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        found = step(bound, leaves, upstream, given)
+    for seed in range(3):
+        (other,) = (x for x in chosen(bound, form, seed)[0].values() if isinstance(x, torch.Tensor))
+        entries.copy_(other)
+        wanted = step(bound, leaves, upstream, given)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, found, wanted))
+    del graph
+
+
 def tell(group, transport: str) -> None:
     """NaN where keys that did not come are named, and nowhere else; entries outside count as none;
     what nobody chose may hold NaN.
     """
     bound = bound_under(group, transport, masks.from_window(ROWS, 40, 0))
     _, (q, k, v), _ = inputs(bound)
-    own = bound.rows.position_ids()
+    own = bound.rows.position_ids_on(q.device)
     lists = own.int().view(-1, 1, 1).repeat(1, HEADS[1], 3)
     lists[:, :, 1] = -1
     lists[own % 2 == 1] = -1
@@ -222,6 +248,13 @@ def test_deterministic(gpu_ranks, transport, form):
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_host_waits_for_nothing(gpu_ranks, transport, form):
     gpu_ranks.run(2, wait_for_nothing, transport, form)
+
+
+@SEVERAL
+@pytest.mark.parametrize("form", ["keys", "masks", "moved"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_captured_step(gpu_ranks, transport, form):
+    gpu_ranks.run(2, cases.environment, DETERMINISTIC, captured, transport, form)
 
 
 @SEVERAL
