@@ -54,10 +54,12 @@ class Figures(unittest.TestCase):
         self.assertEqual(
             self.run_figures(musts, {"x.json": [row("a", 1.5), row("b", 2)]})[0].returncode, 1
         )
+        musts["c"] = {"sense": ">=", "bound": 1, "waits_for": "4 GPUs"}
         run, page = self.run_figures(musts, {"x.json": [row("a", 1), row("b", 3)]})
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertIn("| a | <= 1 |  | 1 ms | holds |", page)
         self.assertIn("2 hold (1 reach the aim)", run.stdout)
+        self.assertIn("0 missing, 1 wait for machines", run.stdout)
 
     def test_the_project_musts_are_well_formed(self):
         musts = json.loads((TOOLS.parent / "bench" / "musts.json").read_text())
