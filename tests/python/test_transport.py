@@ -2,6 +2,8 @@
 """Which transport carries the rows of a group, and how ranks meet at its store. No GPU."""
 
 import datetime
+import json
+import socket
 import threading
 
 import pytest
@@ -9,8 +11,10 @@ import torch
 import torch.distributed as dist
 
 import nccl_cases
+from magi_attention.comm.allgather import StoreAllgather
 from magi_attention.comm.group import make_communicator
-from magi_attention.comm.store import StoreAllgather
+from magi_attention.comm.lives import Lives
+from magi_attention.comm.store import PatientStore
 from magi_attention.env import comm as env
 from magi_attention.errors import CommError
 
@@ -74,23 +78,40 @@ def on_threads(size: int, body) -> list:
     return results
 
 
+def allgather(store: dist.Store, rank: int, timeout: datetime.timedelta) -> StoreAllgather:
+    return StoreAllgather(Lives(PatientStore(store, timeout), rank, 3), timeout)
+
+
 def test_ranks_meet_at_the_store():
     store, timeout = dist.HashStore(), datetime.timedelta(seconds=20)
 
     def body(rank: int) -> list:
-        groups = [StoreAllgather(store, rank, 3, timeout) for _ in range(2)]
+        groups = [allgather(store, rank, timeout) for _ in range(2)]
         return [groups[call % 2](bytes([rank, call]) * call) for call in range(8)]
 
     for result in on_threads(3, body):
         assert result == [[bytes([rank, call]) * call for rank in range(3)] for call in range(8)]
-    # the counts of the groups, and what was said in the last two calls of each
-    assert store.num_keys() <= 3 + 3 * 2 * 2
+    # where ranks are, the counts of the groups, and what was said in the last two calls of each
+    assert store.num_keys() <= 3 + 3 + 3 * 2 * 2
 
 
 def test_rank_that_does_not_come_is_named():
     store, timeout = dist.HashStore(), datetime.timedelta(milliseconds=300)
-    found = on_threads(2, lambda rank: StoreAllgather(store, rank, 3, timeout)(b"x"))
+    found = on_threads(2, lambda rank: allgather(store, rank, timeout)(b"x"))
     for rank, error in enumerate(found):
         assert isinstance(error, CommError)
         assert error.failure == "timeout"
         assert f"rank {rank} waited for rank 2 at the group's store" in str(error)
+
+
+def test_rank_that_has_ended_is_told_with_its_host():
+    store, timeout = dist.HashStore(), datetime.timedelta(seconds=20)
+    lives = Lives(PatientStore(store, timeout), 0, 3)
+    with socket.create_server(("", 0)) as gone:
+        told = json.loads(store.get("magi_attention/lives/0"))
+        told |= {"port": gone.getsockname()[1], "host": "elsewhere"}
+    for rank in (1, 2):
+        store.set(f"magi_attention/lives/{rank}", json.dumps(told))
+    ended = "waited for rank 1 on elsewhere at the group's store: its process has ended"
+    with pytest.raises(CommError, match=ended):
+        StoreAllgather(lives, timeout)(b"x")

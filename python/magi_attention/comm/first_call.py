@@ -230,16 +230,10 @@ class FirstCalls:
         """Returns what a rank says here; else the words in which it refused this attention of a
         plan that runs, of which it tells where such attentions are waited for.
         """
-
-        def look() -> str | None:
-            if self.lives.has_ended(rank) and not self._store.check([self._key(name)]):
-                raise CommError("its process has ended", CommError.PEER_DIED)
-            return self.later.refusal_before_begin(rank)
-
         what = "to make the first call with this plan or these options"
-        own, awaited = (self.lives.named([each]) for each in (self._rank, rank))
-        who = f"{own} waited for {awaited} {what}"
-        return self._store.wait_for(self._key(name), timeout, who, look)
+        return self.lives.wait_for(
+            self._key(name), rank, timeout, what, lambda: self.later.refusal_before_begin(rank)
+        )
 
     def _leave_without_rank_0(self) -> bool:
         """Takes back what this rank compares in a round that rank 0 has refused. False, and it

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from magi_attention._group_holders import caches_groups, note_group
 from magi_attention._native.nccl import nccl_communicator
 from magi_attention._native.vtable import Communicator
+from magi_attention.comm.allgather import StoreAllgather
 from magi_attention.comm.first_call import first_calls_of
 from magi_attention.comm.process_group import ProcessGroupTransport, rank_in
-from magi_attention.comm.store import store_allgather
 from magi_attention.common._lru import LruCache
 from magi_attention.env.build import has_gpu_kernels
 from magi_attention.env.comm import TRANSPORTS
@@ -184,7 +184,8 @@ def _over_nccl(group: dist.ProcessGroup) -> Communicator:
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
 
     def make(device: int) -> Communicator:
-        allgather = store_allgather(group, _START_TIMEOUT)
+        calls = first_calls_of(group)
+        allgather = StoreAllgather(calls.lives, _START_TIMEOUT) if calls else lambda data: [data]
         return nccl_communicator(rank, num_ranks, device, allgather)
 
     return _shared_one("nccl", group, make)

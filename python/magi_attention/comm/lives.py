@@ -6,13 +6,16 @@ accepts nobody; a connection to it breaks when the process ends, and stays when 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 from magi_attention.comm.store import PatientStore
+from magi_attention.errors import CommError
 
 _PREFIX = "magi_attention/lives"
 _MOST_WAITING = 1024  # connections that the system keeps for this process
@@ -79,7 +82,7 @@ class Lives:
     """
 
     def __init__(self, store: PatientStore, rank: int, num_ranks: int) -> None:
-        self._store, self._rank, self._num_ranks = store, rank, num_ranks
+        self.store, self.rank, self.num_ranks = store, rank, num_ranks
         self._peers: dict[int, socket.socket] = {}
         self._hosts = {rank: socket.gethostname()}  # of ranks that have told
         self._ended: set[int] = set()
@@ -95,17 +98,17 @@ class Lives:
 
     def watch(self) -> None:
         """Connects to the ranks that have told where they are."""
-        others = range(self._num_ranks)
-        if self._num_ranks > _MOST_PEERS and self._rank > 0:
+        others = range(self.num_ranks)
+        if self.num_ranks > _MOST_PEERS and self.rank > 0:
             others = range(1)
         for other in others:
             self._connect(other)
 
     def _connect(self, rank: int) -> None:
         key = f"{_PREFIX}/{rank}"
-        if rank in (self._rank, *self._peers) or not self._store.check([key]):
+        if rank in (self.rank, *self._peers) or not self.store.check([key]):
             return
-        entry = json.loads(self._store.get(key))
+        entry = json.loads(self.store.get(key))
         self._hosts[rank] = entry["host"]
         with contextlib.suppress(OSError):
             is_here = entry["machine"] == _machine()
@@ -127,6 +130,27 @@ class Lives:
         known = self._hosts if len(set(self._hosts.values())) > 1 else {}
         names = [f"{rank} on {known[rank]}" if rank in known else str(rank) for rank in ranks]
         return f"rank{'s' * (len(ranks) != 1)} {', '.join(names) or 'none'}"
+
+    def wait_for(
+        self,
+        key: str,
+        rank: int,
+        timeout: datetime.timedelta,
+        what: str,
+        look: Callable[[], str | None] = lambda: None,
+    ) -> bytes | str:
+        """What PatientStore.wait_for gives for a key that a rank is to set. CommError that names
+        it, and its host if known, also where its process has ended.
+        """
+
+        def look_at_rank() -> str | None:
+            if self.has_ended(rank) and not self.store.check([key]):
+                raise CommError("its process has ended", CommError.PEER_DIED)
+            return look()
+
+        self.has_ended(rank)  # which reads where it is
+        own, awaited = (self.named([each]) for each in (self.rank, rank))
+        return self.store.wait_for(key, timeout, f"{own} waited for {awaited} {what}", look_at_rank)
 
     def has_ended(self, rank: int) -> bool:
         """Whether the process of a rank is known to have ended."""

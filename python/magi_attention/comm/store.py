@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start-up bytes between the ranks of a process group, without a tensor."""
+"""The store of a process group, of which no question waits for ever."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import time
 from collections.abc import Callable
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_process_group_store
 
 from magi_attention.errors import CommError
 
-_PREFIX = "magi_attention/nccl"
 # Seconds between questions for a key: the longer one waits, the longer they are.
 _LEAST_PAUSE, _MOST_PAUSE = 0.0005, 0.05
 _LOOK_SECONDS = 0.5
@@ -111,42 +109,3 @@ def _root(store: dist.Store) -> dist.Store:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store
-
-
-class StoreAllgather:
-    """An allgather over a c10d store: what a rank says lies there until all have read it. Ranks
-    make the objects of one store in the same order.
-    """
-
-    def __init__(
-        self, store: dist.Store, rank: int, num_ranks: int, timeout: datetime.timedelta
-    ) -> None:
-        self._store, self._rank, self._num_ranks = PatientStore(store, timeout), rank, num_ranks
-        self._timeout = timeout
-        self._group = self._store.add(
-            f"{_PREFIX}/groups/{rank}", 1
-        )  # the how manieth of this rank's
-        self._call = 0
-
-    def __call__(self, data: bytes) -> list[bytes]:
-        """Every rank's bytes in rank order. CommError naming the rank that does not come."""
-        call, self._call = self._call, self._call + 1
-        self._store.set(self._key(call, self._rank), data)
-        all_bytes = [self._wait_for(call, rank) for rank in range(self._num_ranks)]
-        # All ranks are in this call, so they have read what was said two calls before.
-        if call >= 2:
-            self._store.delete_key(self._key(call - 2, self._rank))
-        return all_bytes
-
-    def _key(self, call: int, rank: int) -> str:
-        return f"{_PREFIX}/{self._group}/{call}/{rank}"
-
-    def _wait_for(self, call: int, rank: int) -> bytes:
-        who = f"rank {self._rank} waited for rank {rank} at the group's store"
-        return self._store.wait_for(self._key(call, rank), self._timeout, who)
-
-
-def store_allgather(group: dist.ProcessGroup, timeout: datetime.timedelta) -> StoreAllgather:
-    """An allgather over the store that the group was made with."""
-    store = _get_process_group_store(group)
-    return StoreAllgather(store, dist.get_rank(group), dist.get_world_size(group), timeout)
