@@ -8,12 +8,11 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 
 import pytest
+
+from ranks import launch
 
 TIMEOUT = 3.0  # seconds after which the groups' own collectives fail
 SOON = 2.0
@@ -22,12 +21,10 @@ LOST = ("in an exchange", "before a new plan", "stopped in an exchange", "stoppe
 
 @pytest.fixture(scope="module")
 def outputs():
-    """What each rank wrote until it was lost, but rank 0, which is stopped and then ended."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, folder]
-        launched = subprocess.run(command, timeout=280, check=False)
-        assert launched.returncode == 0
-        yield [pathlib.Path(folder, str(rank)).read_text() for rank in range(4)]
+    """What each rank wrote until it was lost, but rank 0, which is stopped and then killed."""
+    code, output = launch(pathlib.Path(__file__), ranks=4)
+    assert code == -signal.SIGKILL, output
+    return re.split("^rank [0-3]$", output, flags=re.MULTILINE)[1:]
 
 
 def told(output: str, when: str) -> tuple[float, str]:
@@ -39,7 +36,7 @@ def told(output: str, when: str) -> tuple[float, str]:
 
 def test_a_late_rank_makes_no_noise(outputs):
     for output in outputs:
-        assert output.startswith("late, after"), output
+        assert output.lstrip().startswith("late, after"), output
 
 
 @pytest.mark.parametrize("rank", range(3))
@@ -89,13 +86,14 @@ def _tell(when: str, call) -> None:
     print(f"{when}, after {time.monotonic() - begin}: {text}", flush=True)
 
 
-def _run(port: int, rank: int) -> None:
+def _run() -> None:
     import torch.distributed as dist
 
-    timeout = datetime.timedelta(seconds=120)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=4, timeout=timeout
-    )
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+    rank = dist.get_rank()
+    print(f"rank {rank}", flush=True)
+    processes = [0] * 4
+    dist.all_gather_object(processes, os.getpid())
     timeout = datetime.timedelta(seconds=TIMEOUT)
     groups = [dist.new_group(range(size), timeout=timeout) for size in (4, 3, 2)]
     groups = [group for group in groups if dist.get_rank(group) >= 0]
@@ -118,29 +116,9 @@ def _run(port: int, rank: int) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     _tell(LOST[2], lambda: _call(bounds[2]))
     _tell(LOST[3], lambda: _call(_bound(groups[2], 96)))
+    os.kill(processes[0], signal.SIGKILL)
     os._exit(0)
 
 
-def _launch(folder: str) -> None:
-    """Forks ranks, which so import torch once."""
-    import torch.distributed as dist
-
-    import magi_attention.plan  # noqa: F401
-
-    port = dist.TCPStore("127.0.0.1", 0, 1, True).port  # a free one, as the store goes at once
-    ranks = []
-    for rank in range(4):
-        if (process := os.fork()) == 0:
-            file = os.open(os.path.join(folder, str(rank)), os.O_WRONLY | os.O_CREAT)
-            os.dup2(file, 1)
-            os.dup2(file, 2)
-            _run(port, rank)
-        ranks.append(process)
-    for process in ranks[1:]:
-        os.waitpid(process, 0)
-    os.kill(ranks[0], signal.SIGKILL)
-    os.waitpid(ranks[0], 0)
-
-
 if __name__ == "__main__":
-    _launch(sys.argv[1])
+    _run()
