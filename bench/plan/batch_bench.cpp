@@ -8,7 +8,7 @@
 
 #include "bench/document_bench.hpp"
 #include "bench/plan/batch_draws.hpp"
-#include "simulate/batches.hpp"
+#include "bench/plan/batch_schemes.hpp"
 
 // Plans of 1,000 batches of 512 samples, drawn from bench/data/document_lengths.csv, for 64 ranks
 // in nodes of 8 with memory for 16,384 rows each, and what other schemes take for the first of
@@ -44,9 +44,9 @@ nlohmann::json run(const Options& options) {
     ms += thread_ms() - start;
     gap += plan.report.gap();
     if (i >= kCompared) continue;
-    const auto compared = simulate::compare_batch(samples, kConfig);
+    const auto compared = compare_batch(samples, kConfig);
     for (std::size_t s = 0; s < schemes.size(); ++s) {
-      const auto found = std::ranges::find(compared, schemes[s], &simulate::BatchFigures::scheme);
+      const auto found = std::ranges::find(compared, schemes[s], &BatchFigures::scheme);
       over[s] += found->seconds / compared.front().seconds;
     }
   }

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "bench/plan/batch_draws.hpp"
-#include "simulate/batches.hpp"
+#include "bench/plan/batch_schemes.hpp"
 #include "simulate/sweep.hpp"
 
 // Steps of batches of 8 samples a rank on 8 to 1,024 ranks in nodes of 8, 20 on up to 64 ranks and
@@ -22,10 +22,10 @@ constexpr int kSamplesPerRank = 8;
 /// Means over batches that the scheme can hold.
 struct Mean {
   int count = 0;
-  simulate::BatchFigures sum;
+  BatchFigures sum;
 };
 
-void add(const simulate::BatchFigures& figures, Mean& mean) {
+void add(const BatchFigures& figures, Mean& mean) {
   ++mean.count;
   mean.sum.seconds += figures.seconds;
   mean.sum.node_bytes += figures.node_bytes;
@@ -58,7 +58,7 @@ void run(const Options& options) {
       const auto samples = draw_samples(bins, kSamplesPerRank * ranks, random);
       const auto longest = std::ranges::max_element(samples, {}, &BatchSample::rows);
       if (longest->rows > config.rows_per_rank * ranks) continue;  // fits nowhere
-      for (const auto& figures : simulate::compare_batch(samples, config)) {
+      for (const auto& figures : compare_batch(samples, config)) {
         add(figures, means[figures.scheme]);
       }
       ++i;

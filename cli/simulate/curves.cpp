@@ -38,8 +38,8 @@ double value_of(const SweepRow& row, Curve curve) {
   return 0.0;
 }
 
-/// What people call a strategy.
-std::string plain_name(const std::string& strategy) {
+/// The words for a strategy.
+std::string plain_name(const SweepRow& row) {
   static const std::map<std::string_view, const char*> kNames{
       {"auto_work", "magi"},
       {"auto", "magi, keys alone"},
@@ -51,10 +51,11 @@ std::string plain_name(const std::string& strategy) {
       {"all_gather", "all-gather"},
       {"ulysses", "Ulysses"},
       {"usp", "USP"}};
-  if (const auto found = kNames.find(strategy); found != kNames.end()) return found->second;
-  std::string name = strategy;
+  if (const auto found = kNames.find(row.figures.strategy); found != kNames.end())
+    return found->second;
+  std::string name = row.figures.strategy;
   std::ranges::replace(name, '_', ' ');
-  return name == "ring" ? name : "magi, placement " + name;
+  return row.is_baseline ? name : "magi, placement " + name;
 }
 
 /// Names of curves: the strategy, and of chunk size, degree and bound what the sweep has several
@@ -79,7 +80,7 @@ class CurveNames {
     const auto choice = [](const char* what, const auto& value) {
       return std::string(what) + (value ? std::to_string(*value) : "auto");
     };
-    std::string name = plain_name(row.figures.strategy);
+    std::string name = plain_name(row);
     if (row.is_baseline) return name;
     if (has_chunks_) name += choice(", chunk ", row.chunk);
     if (has_degrees_) name += choice(", degree ", row.degree);
@@ -196,7 +197,7 @@ void draw_curve(draw::Svg& svg, const Axes& axes, const Points& points, std::str
 const char* what_of(Curve curve) {
   switch (curve) {
     case Curve::StepTime:
-      return "predicted forward and backward of one layer";
+      return "predicted forward and backward";
     case Curve::NetworkBytes:
       return "bytes that a rank sends to other nodes, forward and backward";
     case Curve::NodeBytes:

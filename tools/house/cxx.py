@@ -19,7 +19,7 @@ LAYERS = {
     "mask": {"base"},
     "plan": {"base", "mask"},
     "batch": {"base", "mask", "plan"},
-    "simulate": {"base", "mask", "plan", "batch"},
+    "simulate": {"base", "mask", "plan"},
     "draw": {"base", "mask", "plan", "batch"},
     "comm": {"base", "cuda"},
     "kernels": {"base", "mask", "cuda"},

@@ -10,7 +10,7 @@
 #include "magi/batch.hpp"
 
 // Steps over a batch of samples by schemes with groups of ranks, by the costs of BatchPlan.
-namespace magi::simulate {
+namespace magi::bench {
 
 /// A step by one scheme, its micro-batches one after the other.
 struct BatchFigures {
@@ -42,4 +42,4 @@ std::optional<BatchFigures> simulate_powers(std::span<const BatchSample> samples
 std::vector<BatchFigures> compare_batch(std::span<const BatchSample> samples,
                                         const BatchConfig& config);
 
-}  // namespace magi::simulate
+}  // namespace magi::bench

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "simulate/batches.hpp"
+#include "bench/plan/batch_schemes.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -7,7 +7,7 @@
 #include "base/math.hpp"
 #include "batch/slots.hpp"
 
-namespace magi::simulate {
+namespace magi::bench {
 namespace {
 
 using batch::Slots;
@@ -232,4 +232,4 @@ std::vector<BatchFigures> compare_batch(std::span<const BatchSample> samples,
   return found;
 }
 
-}  // namespace magi::simulate
+}  // namespace magi::bench
