@@ -196,7 +196,7 @@ class BatchPlan:
         return Plan(to_plan(handle, sizes, chosen, placement, devices_per_node))
 
     def _index(self, micro_batch: int) -> int:
-        return check_int("micro_batch", micro_batch, 0, max(self.num_micro_batches - 1, 0))
+        return check_int("micro_batch", micro_batch, 0, _MOST)
 
     def to_json(self) -> str:
         """The plan as JSON text, for from_json. Equal plans give equal text."""

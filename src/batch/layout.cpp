@@ -13,9 +13,8 @@ namespace {
 /// The parts of a micro-batch: whole ones come first, then each sample that spreads.
 std::span<const BatchPart> parts_of(const BatchPlan& plan, std::int32_t micro_batch) {
   if (micro_batch < 0 || micro_batch >= static_cast<std::int32_t>(plan.micro_batches.size())) {
-    throw invalid(
-        "micro_batch", micro_batch,
-        "0 to " + std::to_string(static_cast<std::int64_t>(plan.micro_batches.size()) - 1));
+    throw invalid("micro_batch", micro_batch,
+                  "0 or more, below their number, " + std::to_string(plan.micro_batches.size()));
   }
   return plan.micro_batches[static_cast<std::size_t>(micro_batch)].parts;
 }

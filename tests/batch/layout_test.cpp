@@ -100,6 +100,14 @@ TEST(BatchLayout, NoRankOfASampleHasMorePairsThanItsRowsShare) {
   EXPECT_TRUE(std::ranges::is_sorted(micro_batch_placement(plan, 0, packed).chunk_rank));
 }
 
+TEST(BatchLayout, MicroBatchesWithFewRowsOrNoneArePlans) {
+  const BatchPlan plan =
+      plan_batch(causal_samples({0, 3}), {.num_ranks = 8, .num_micro_batches = 2});
+  for (const std::int32_t m : {0, 1}) {
+    EXPECT_TRUE(check_plan(plan_micro_batch(plan, m, small_heads())).empty()) << m;
+  }
+}
+
 TEST(BatchLayout, MasksOfOtherSamplesAreRefused) {
   const BatchPlan plan = plan_batch(causal_samples({5, 9}), {.num_ranks = 2});
   const std::vector<Mask> one{{5, 5, {}}};
@@ -108,7 +116,7 @@ TEST(BatchLayout, MasksOfOtherSamplesAreRefused) {
   const std::vector<Mask> two{{5, 5, {}}, {8, 8, {}}};
   EXPECT_EQ(refusal_of([&] { micro_batch_mask(plan, 0, two); }),
             "rows of mask 1 is 8; allowed: 9, as many queries as keys, as the sample has");
-  EXPECT_EQ(refusal_of([&] { pack_micro_batch(plan, 1); }), "micro_batch is 1; allowed: 0 to 0");
+  EXPECT_EQ(refusal_of([&] { pack_micro_batch(plan, 1); }), "micro_batch is 1; allowed: 0 or more, below their number, 1");
   EXPECT_EQ(refusal_of([&] { micro_batch_placement(plan, 0, one[0]); }).substr(0, 41),
             "rows of the micro-batch's mask is 5; allo");
 }

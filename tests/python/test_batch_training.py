@@ -166,6 +166,13 @@ class TestSteps:
         rows = sum(len(sample["input_ids"]) for sample in samples_of(2, 4, 12))
         assert rows <= found["input_ids"].shape[1] <= 64
 
+    @pytest.mark.parametrize("lengths", [(), (0, 0), (0, 3), (1,)], ids=str)
+    def test_batches_at_the_edge(self, lengths):
+        """A micro-batch without samples has a row of padding."""
+        collator = MagiBatchCollator(models.model("llama", "magi"), 64)
+        samples = [{"input_ids": torch.ones(n, dtype=torch.int64)} for n in lengths]
+        assert collator(samples)["input_ids"].shape == (1, max(sum(lengths), 1))
+
     def test_refuses(self):
         model = models.model("llama", "magi")
         refuses(lambda: MagiBatchCollator(model, 0), ValueError, "rows_per_rank is 0")
