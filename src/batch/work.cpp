@@ -2,7 +2,6 @@
 #include "batch/work.hpp"
 
 #include <cmath>
-#include <limits>
 #include <string>
 
 #include "base/check.hpp"
@@ -70,107 +69,26 @@ void require_bounded(double ticks) {
   }
 }
 
-constexpr Ticks kNever = std::numeric_limits<Ticks>::max();
-/// Samples longer than this many limits are heavy.
-constexpr Ticks kHeavy = 4;
+/// The fewest ranks on which a sample ends at `limit`, as k ranks spend ticks + fetch * (k - 1);
+/// more than any config has where none does.
+std::int64_t least_ranks(const Work& work, Ticks fetch, Ticks limit, const BatchConfig& config) {
+  const std::int64_t ranks = ceil_div<std::int64_t>(work.rows, config.rows_per_rank);
+  if (work.ticks <= limit) return ranks;
+  if (fetch >= limit) return kMostRanks + 1;
+  return std::max(ranks, ceil_div(work.ticks - fetch, limit - fetch));
+}
 
-/// Asks whether a batch fits into equal micro-batches of a given length, by conditions that every
-/// plan meets.
-class Bound {
- public:
-  Bound(const BatchWork& batch, const BatchConfig& config, std::int32_t num_micro_batches)
-      : batch_(batch),
-        config_(config),
-        num_slots_(std::int64_t{config.num_ranks} * num_micro_batches),
-        dense_(batch.samples) {
-    std::ranges::stable_sort(dense_, [](const Work& a, const Work& b) {
-      return static_cast<double>(a.ticks) * b.rows > static_cast<double>(b.ticks) * a.rows;
-    });
+/// Whether a batch may fit into `num_slots` ranks of micro-batches of this length.
+bool is_possible(const BatchWork& batch, const BatchConfig& config, Ticks limit, double num_slots) {
+  auto ticks = static_cast<double>(batch.total);
+  for (const Work& work : batch.samples) {
+    const Ticks fetch = batch.row_fetch * work.rows;
+    const std::int64_t ranks = least_ranks(work, fetch, limit, config);
+    if (ranks > config.num_ranks) return false;
+    ticks += static_cast<double>(fetch) * static_cast<double>(ranks - 1);
   }
-
-  /// `has_memory`: whether memory may keep ranks from having enough work.
-  bool is_possible(Ticks limit, bool has_memory) const {
-    double ticks = static_cast<double>(batch_.total);
-    std::int64_t heavy_ranks = 0;
-    Ticks least_fetch = 0;  // of the heavy samples
-    for (const Work& work : batch_.samples) {
-      const std::int64_t ranks = least_ranks(work, limit);
-      if (ranks > config_.num_ranks) return false;
-      ticks += static_cast<double>(fetch(work)) * static_cast<double>(ranks - 1);
-      if (work.ticks <= kHeavy * limit) continue;
-      heavy_ranks += ranks;
-      least_fetch = least_fetch == 0 ? fetch(work) : std::min(least_fetch, fetch(work));
-    }
-    const double room = static_cast<double>(limit) * static_cast<double>(num_slots_);
-    if (ticks > room) return false;
-    return !has_memory || heavy_ranks == 0 ||
-           has_room_beside_heavy(limit, ticks, heavy_ranks, least_fetch);
-  }
-
-  Ticks least(bool has_memory) const {
-    Ticks low = 0;
-    Ticks high = batch_.total + batch_.row_fetch * batch_.total_rows * config_.num_ranks;
-    while (low < high) {
-      const Ticks middle = low + (high - low) / 2;
-      if (is_possible(middle, has_memory)) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-    return low;
-  }
-
- private:
-  Ticks fetch(const Work& work) const { return batch_.row_fetch * work.rows; }
-
-  /// The fewest ranks on which a sample ends at `limit`: k ranks spend ticks + fetch * (k - 1).
-  std::int64_t least_ranks(const Work& work, Ticks limit) const {
-    const std::int64_t ranks = ceil_div<std::int64_t>(work.rows, config_.rows_per_rank);
-    if (work.ticks <= limit) return ranks;
-    if (fetch(work) >= limit) return kNever;
-    return std::max(ranks, ceil_div(work.ticks - fetch(work), limit - fetch(work)));
-  }
-
-  /// Ranks that hold nothing of heavy samples have memory for so many rows of the others, which may
-  /// not keep them busy; each further rank that holds some fetches the rest of a heavy sample.
-  /// Whether `ticks`, with fetches of `heavy_ranks` alone, fit for some number of such ranks.
-  bool has_room_beside_heavy(Ticks limit, double ticks, std::int64_t heavy_ranks,
-                             Ticks least_fetch) const {
-    auto next = dense_.begin();
-    std::int64_t left = 0;  // rows of *next that are held already
-    double others = 0.0;    // most ticks that the others' rows take on the ranks without heavy ones
-    const auto limit_ticks = static_cast<double>(limit);
-    for (std::int64_t without = 0; without < num_slots_; ++without) {
-      const std::int64_t with = num_slots_ - without;
-      const double more = static_cast<double>(std::max<std::int64_t>(with - heavy_ranks, 0)) *
-                          static_cast<double>(least_fetch);
-      const double room = limit_ticks * static_cast<double>(with) +
-                          std::min(others, limit_ticks * static_cast<double>(without));
-      if (ticks + more <= room) return true;
-      for (std::int64_t rows = config_.rows_per_rank; rows > 0 && next != dense_.end();) {
-        if (next->ticks > kHeavy * limit) {
-          ++next;
-          continue;
-        }
-        const std::int64_t taken = std::min<std::int64_t>(rows, next->rows - left);
-        others += static_cast<double>(share_of(next->ticks, taken, next->rows));
-        rows -= taken;
-        left += taken;
-        if (left == next->rows) {
-          ++next;
-          left = 0;
-        }
-      }
-    }
-    return false;
-  }
-
-  const BatchWork& batch_;
-  const BatchConfig& config_;
-  std::int64_t num_slots_;
-  std::vector<Work> dense_;  ///< most ticks for a row first
-};
+  return ticks <= static_cast<double>(limit) * num_slots;
+}
 
 }  // namespace
 
@@ -211,22 +129,24 @@ std::int32_t least_micro_batches(const BatchWork& work, const BatchConfig& confi
 }
 
 Ticks bound_of(const BatchWork& work, const BatchConfig& config, std::int32_t num_micro_batches) {
-  return Bound(work, config, num_micro_batches).least(true);
+  const double num_slots = static_cast<double>(config.num_ranks) * num_micro_batches;
+  Ticks low = 0;
+  Ticks high = work.total + work.row_fetch * work.total_rows * config.num_ranks;
+  while (low < high) {
+    const Ticks middle = low + (high - low) / 2;
+    if (is_possible(work, config, middle, num_slots)) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
 }
 
 double step_bound(const BatchWork& work, const BatchConfig& config) {
-  const auto seconds = [](Ticks ticks, std::int32_t count) {
-    return static_cast<double>(ticks) * count / kTicksPerSecond;
-  };
-  std::int32_t count = config.num_micro_batches;
-  if (count > 0) return seconds(bound_of(work, config, count), count);
-  // More micro-batches have more memory; without that their bound only rises.
-  double best = std::numeric_limits<double>::infinity();
-  for (count = std::max(least_micro_batches(work, config), 1);; ++count) {
-    const Bound bound(work, config, count);
-    if (seconds(bound.least(false), count) >= best) return best;
-    best = std::min(best, seconds(bound.least(true), count));
-  }
+  const std::int32_t asked = config.num_micro_batches;
+  const std::int32_t count = asked > 0 ? asked : std::max(least_micro_batches(work, config), 1);
+  return static_cast<double>(bound_of(work, config, count)) * count / kTicksPerSecond;
 }
 
 }  // namespace magi::batch

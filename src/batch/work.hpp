@@ -56,7 +56,7 @@ std::int32_t least_micro_batches(const BatchWork& work, const BatchConfig& confi
 /// No micro-batch of `num_micro_batches` equal ones is shorter: all ranks together have at least
 /// the work of all samples, and what is fetched by the least ranks that a sample can spread over.
 Ticks bound_of(const BatchWork& work, const BatchConfig& config, std::int32_t num_micro_batches);
-/// No step is shorter, whatever the number of micro-batches where the config leaves it open.
+/// No step is shorter: with more micro-batches than memory asks for, the bound only rises.
 double step_bound(const BatchWork& work, const BatchConfig& config);
 
 }  // namespace magi::batch

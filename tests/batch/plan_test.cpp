@@ -127,17 +127,19 @@ TEST(Batch, MicroBatchesBesideThatOfALongSampleAreEven) {
   EXPECT_LT(sum, 1.12 * static_cast<double>(work.total) / 16 / batch::kTicksPerSecond);
 }
 
-TEST(Batch, LongSamplesOfManyLengthsAreNearTheBound) {
+TEST(Batch, ManyLongSamplesAreNearTheBound) {
   RandomStream random(1);
   double sum = 0.0;
   constexpr int kBatches = 20;
   for (int i = 0; i < kBatches; ++i) {
     std::vector<std::int32_t> lengths(512);
-    for (std::int32_t& length : lengths) length = 200000 / random.between(1, 400);
+    for (std::size_t s = 0; s < lengths.size(); ++s) {
+      lengths[s] = s < 16 ? random.between(10000, 60000) : random.between(100, 1000);
+    }
     const BatchConfig config{.num_ranks = 64, .devices_per_node = 8};
     sum += plan_batch(causal_samples(lengths), config).report.gap();
   }
-  EXPECT_LT(sum / kBatches, 1.04);
+  EXPECT_LT(sum / kBatches, 1.018);
 }
 
 TEST(Batch, ExchangeThatCostsMoreThanItGainsKeepsSamplesWhole) {
