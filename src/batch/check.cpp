@@ -60,17 +60,13 @@ class Checker {
     if (!has_sound_indices(micro_batch, parts)) return;
     std::vector<std::int64_t> rows(static_cast<std::size_t>(plan_.config.num_ranks), 0);
     std::tuple last{false, -1, -1};  // of the sample before: whether it spreads, rank, index
-    for (std::size_t begin = 0; begin < parts.size();) {
-      std::size_t end = begin + 1;
-      while (end < parts.size() && parts[end].sample == parts[begin].sample) ++end;
-      const std::span<const BatchPart> sample = std::span(parts).subspan(begin, end - begin);
+    for (const std::span<const BatchPart> sample : batch::samples_of(parts)) {
       check_sample(micro_batch, sample);
       for (const BatchPart& part : sample) rows[static_cast<std::size_t>(part.rank)] += part.rows;
       const auto key =
           std::tuple(sample.size() > 1, sample.size() > 1 ? 0 : sample[0].rank, sample[0].sample);
       if (key <= last) add("sample " + std::to_string(sample[0].sample) + " is out of order");
       last = key;
-      begin = end;
     }
     for (std::size_t rank = 0; rank < rows.size(); ++rank) {
       const std::int64_t held = align_up<std::int64_t>(rows[rank], plan_.config.chunk_size);

@@ -5,10 +5,13 @@
 
 #include "base/check.hpp"
 #include "base/math.hpp"
+#include "batch/work.hpp"
 #include "magi/batch.hpp"
 
 namespace magi {
 namespace {
+
+using batch::samples_of;
 
 /// The parts of a micro-batch: whole ones come first, then each sample that spreads.
 std::span<const BatchPart> parts_of(const BatchPlan& plan, std::int32_t micro_batch) {
@@ -17,13 +20,6 @@ std::span<const BatchPart> parts_of(const BatchPlan& plan, std::int32_t micro_ba
                   "0 or more, below their number, " + std::to_string(plan.micro_batches.size()));
   }
   return plan.micro_batches[static_cast<std::size_t>(micro_batch)].parts;
-}
-
-/// The parts of the sample that `parts` begins with.
-std::span<const BatchPart> first_sample(std::span<const BatchPart> parts) {
-  std::size_t count = 1;
-  while (count < parts.size() && parts[count].sample == parts.front().sample) ++count;
-  return parts.first(count);
 }
 
 std::int32_t chunks_of(const BatchPlan& plan, std::int64_t rows) {
@@ -35,11 +31,9 @@ std::int32_t chunks_of(const BatchPlan& plan, std::int64_t rows) {
 std::vector<std::int32_t> own_chunks(const BatchPlan& plan, std::span<const BatchPart> parts) {
   std::vector<std::int64_t> rows(static_cast<std::size_t>(plan.config.num_ranks), 0);
   std::vector<bool> is_busy(rows.size(), false);
-  while (!parts.empty()) {
-    const std::span<const BatchPart> sample = first_sample(parts);
+  for (const std::span<const BatchPart> sample : samples_of(parts)) {
     for (const BatchPart& part : sample) is_busy[static_cast<std::size_t>(part.rank)] = true;
     if (sample.size() == 1) rows[static_cast<std::size_t>(sample[0].rank)] += sample[0].rows;
-    parts = parts.subspan(sample.size());
   }
   std::vector<std::int32_t> chunks;
   for (std::size_t rank = 0; rank < rows.size(); ++rank) {
@@ -163,7 +157,7 @@ void append_mask(const BatchPlan& plan, const PackedSample& packed, std::span<co
 }  // namespace
 
 PackedMicroBatch pack_micro_batch(const BatchPlan& plan, std::int32_t micro_batch) {
-  std::span<const BatchPart> parts = parts_of(plan, micro_batch);
+  const std::span<const BatchPart> parts = parts_of(plan, micro_batch);
   const std::int32_t chunk = plan.config.chunk_size;
   const std::vector<std::int32_t> own = own_chunks(plan, parts);
   PackedMicroBatch packed;
@@ -173,18 +167,13 @@ PackedMicroBatch pack_micro_batch(const BatchPlan& plan, std::int32_t micro_batc
     packed.num_rows += own[static_cast<std::size_t>(rank++)] * chunk;
     begin = packed.num_rows;
   };
-  for (; !parts.empty() && first_sample(parts).size() == 1; parts = parts.subspan(1)) {
-    while (rank < parts.front().rank) end_rank();
-    packed.samples.push_back({parts.front().sample, begin});
-    begin += parts.front().rows;
+  for (const std::span<const BatchPart> sample : samples_of(parts)) {
+    const bool is_whole = sample.size() == 1;
+    while (rank < (is_whole ? sample[0].rank : plan.config.num_ranks)) end_rank();
+    packed.samples.push_back({sample[0].sample, is_whole ? begin : packed.num_rows});
+    for (const BatchPart& part : sample) (is_whole ? begin : packed.num_rows) += part.rows;
   }
   while (rank < plan.config.num_ranks) end_rank();
-  while (!parts.empty()) {
-    packed.samples.push_back({parts.front().sample, packed.num_rows});
-    const std::span<const BatchPart> sample = first_sample(parts);
-    for (const BatchPart& part : sample) packed.num_rows += part.rows;
-    parts = parts.subspan(sample.size());
-  }
   return packed;
 }
 
@@ -201,7 +190,7 @@ Mask micro_batch_mask(const BatchPlan& plan, std::int32_t micro_batch,
 }
 
 Placement micro_batch_placement(const BatchPlan& plan, std::int32_t micro_batch, const Mask& mask) {
-  std::span<const BatchPart> parts = parts_of(plan, micro_batch);
+  const std::span<const BatchPart> parts = parts_of(plan, micro_batch);
   const std::int32_t chunk = plan.config.chunk_size;
   const std::int32_t num_rows = pack_micro_batch(plan, micro_batch).num_rows;
   if (mask.rows_q != num_rows || mask.rows_k != num_rows) {
@@ -217,9 +206,7 @@ Placement micro_batch_placement(const BatchPlan& plan, std::int32_t micro_batch,
   std::size_t begin = chunk_rank.size();
   chunk_rank.resize(static_cast<std::size_t>(num_rows / chunk));
   const std::vector<std::int64_t> areas = chunk_areas(mask, chunk, chunk_rank.size());
-  while (!parts.empty()) {
-    const std::span<const BatchPart> sample = first_sample(parts);
-    parts = parts.subspan(sample.size());
+  for (const std::span<const BatchPart> sample : samples_of(parts)) {
     if (sample.size() == 1) continue;
     std::size_t count = 0;
     for (const BatchPart& part : sample) count += static_cast<std::size_t>(part.rows / chunk);

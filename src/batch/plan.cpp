@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "base/check.hpp"
 #include "batch/pack.hpp"
@@ -20,51 +21,34 @@ constexpr std::int32_t kChunksPerRank = 256;
 /// Another micro-batch is tried where the step is longer than this over the bound.
 constexpr double kFar = 1.02;
 
-/// The parts in the order of MicroBatch.
+/// The parts in the order of MicroBatch; a sample that spreads in name alone is whole.
 std::vector<MicroBatch> parts_of(const Packing& packing, const BatchConfig& config,
+                                 std::span<const BatchSample> samples,
                                  std::int32_t num_micro_batches) {
   std::vector<MicroBatch> micro_batches(static_cast<std::size_t>(num_micro_batches));
   const auto num_ranks = static_cast<std::size_t>(config.num_ranks);
   for (std::size_t slot = 0; slot < packing.whole.size(); ++slot) {
-    std::vector<BatchPart>& parts = micro_batches[slot / num_ranks].parts;
-    const std::size_t first = parts.size();
     for (const batch::Work& work : packing.whole[slot]) {
-      parts.push_back({work.sample, static_cast<std::int32_t>(slot % num_ranks), work.rows});
-    }
-    std::sort(parts.begin() + static_cast<std::ptrdiff_t>(first), parts.end(),
-              [](const BatchPart& a, const BatchPart& b) { return a.sample < b.sample; });
-  }
-  std::vector<const batch::Spread*> spreads;
-  for (const batch::Spread& spread : packing.spreads) spreads.push_back(&spread);
-  std::ranges::sort(spreads, {}, [](const batch::Spread* one) { return one->work.sample; });
-  for (const batch::Spread* spread : spreads) {
-    std::vector<BatchPart>& parts =
-        micro_batches[static_cast<std::size_t>(spread->micro_batch)].parts;
-    for (std::size_t i = 0; i < spread->chunks.size(); ++i) {
-      if (spread->chunks[i] == 0) continue;
-      parts.push_back({spread->work.sample, spread->first + static_cast<std::int32_t>(i),
-                       spread->chunks[i] * config.chunk_size});
+      micro_batches[slot / num_ranks].parts.push_back(
+          {work.sample, static_cast<std::int32_t>(slot % num_ranks), work.rows});
     }
   }
+  for (const batch::Spread& spread : packing.spreads) {
+    const auto micro_batch = static_cast<std::size_t>(spread.micro_batch);
+    for (std::size_t i = 0; i < spread.chunks.size(); ++i) {
+      if (spread.chunks[i] == 0) continue;
+      micro_batches[micro_batch].parts.push_back(
+          {spread.work.sample, spread.first + static_cast<std::int32_t>(i),
+           std::min(spread.chunks[i] * config.chunk_size, spread.work.rows)});
+    }
+  }
+  // A part of several has at least a chunk less than the padded sample.
+  const auto key = [&](const BatchPart& part) {
+    const bool is_whole = part.rows == samples[static_cast<std::size_t>(part.sample)].rows;
+    return std::tuple(!is_whole, is_whole ? part.rank : 0, part.sample, part.rank);
+  };
+  for (MicroBatch& one : micro_batches) std::ranges::sort(one.parts, {}, key);
   return micro_batches;
-}
-
-/// A sample that spreads in name alone is whole.
-void make_whole(Packing& packing, const BatchConfig& config) {
-  std::erase_if(packing.spreads, [&](const batch::Spread& spread) {
-    const auto is_held = [](std::int32_t chunks) { return chunks > 0; };
-    const auto held = std::ranges::find_if(spread.chunks, is_held);
-    const bool is_one = std::ranges::count_if(spread.chunks, is_held) == 1;
-    if (is_one) {
-      const auto rank = static_cast<std::size_t>(spread.first + (held - spread.chunks.begin()));
-      packing
-          .whole[static_cast<std::size_t>(spread.micro_batch) *
-                     static_cast<std::size_t>(config.num_ranks) +
-                 rank]
-          .push_back(spread.work);
-    }
-    return is_one;
-  });
 }
 
 struct Packed {
@@ -119,9 +103,8 @@ BatchPlan plan_batch(std::span<const BatchSample> samples, const BatchConfig& co
   if (work.samples.empty()) {
     plan.micro_batches.resize(static_cast<std::size_t>(config.num_micro_batches));
   } else {
-    Packed packed = pack_best(work, plan.config);
-    make_whole(packed.packing, plan.config);
-    plan.micro_batches = parts_of(packed.packing, plan.config, packed.num_micro_batches);
+    const Packed packed = pack_best(work, plan.config);
+    plan.micro_batches = parts_of(packed.packing, plan.config, samples, packed.num_micro_batches);
   }
   plan.report = batch::make_report(plan, work);
   return plan;

@@ -9,7 +9,7 @@
 namespace magi::batch {
 namespace {
 
-/// Parts [begin, end) of one sample that spreads.
+/// The parts of one sample that spreads.
 Spread spread_of(const Work& work, std::int32_t micro_batch, std::span<const BatchPart> parts,
                  std::int32_t chunk_size) {
   Spread spread{
@@ -27,21 +27,15 @@ Slots fill_slots(const BatchPlan& plan, const BatchWork& work) {
   for (const Work& one : work.samples) by_sample[static_cast<std::size_t>(one.sample)] = &one;
   Slots slots(plan.config, work, static_cast<std::int32_t>(plan.micro_batches.size()));
   for (std::size_t m = 0; m < plan.micro_batches.size(); ++m) {
-    const std::vector<BatchPart>& parts = plan.micro_batches[m].parts;
-    for (std::size_t begin = 0; begin < parts.size();) {
-      const std::int32_t sample = parts[begin].sample;
-      std::size_t end = begin + 1;
-      while (end < parts.size() && parts[end].sample == sample) ++end;
-      const Work& one = *by_sample[static_cast<std::size_t>(sample)];
-      if (end == begin + 1) {
+    for (const std::span<const BatchPart> sample : samples_of(plan.micro_batches[m].parts)) {
+      const Work& one = *by_sample[static_cast<std::size_t>(sample[0].sample)];
+      if (sample.size() == 1) {
         slots.add(m * static_cast<std::size_t>(plan.config.num_ranks) +
-                      static_cast<std::size_t>(parts[begin].rank),
+                      static_cast<std::size_t>(sample[0].rank),
                   one);
       } else {
-        slots.add(spread_of(one, static_cast<std::int32_t>(m),
-                            std::span(parts).subspan(begin, end - begin), plan.config.chunk_size));
+        slots.add(spread_of(one, static_cast<std::int32_t>(m), sample, plan.config.chunk_size));
       }
-      begin = end;
     }
   }
   return slots;

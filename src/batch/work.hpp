@@ -44,6 +44,18 @@ inline std::int32_t chunks_per_rank(const BatchConfig& config) {
   return config.rows_per_rank / config.chunk_size;
 }
 
+/// The parts of each sample of a micro-batch.
+inline std::vector<std::span<const BatchPart>> samples_of(std::span<const BatchPart> parts) {
+  std::vector<std::span<const BatchPart>> samples;
+  while (!parts.empty()) {
+    const auto end = std::ranges::find_if(
+        parts, [&](const BatchPart& part) { return part.sample != parts.front().sample; });
+    samples.push_back(parts.first(static_cast<std::size_t>(end - parts.begin())));
+    parts = parts.subspan(samples.back().size());
+  }
+  return samples;
+}
+
 /// The part of `ticks` that `rows` of `all` rows take; all parts together take no less.
 inline Ticks share_of(Ticks ticks, std::int64_t rows, std::int64_t all) {
   return static_cast<Ticks>(
