@@ -4,7 +4,6 @@
 #include <chrono>
 #include <iostream>
 #include <memory>
-#include <sstream>
 
 #include "base/check.hpp"
 #include "base/words.hpp"
@@ -25,6 +24,7 @@ constexpr Bounds kRanks{1, 1 << 16};
 struct BatchFlags {
   std::vector<std::int32_t> lengths;
   std::string lengths_file;
+  std::string masks;
   std::string check;
   BatchConfig config{.num_ranks = 8, .devices_per_node = 8};
   std::string out;
@@ -32,20 +32,32 @@ struct BatchFlags {
   bool is_json = false;
 };
 
-/// Lengths of causal samples, of a list or of a file that has one a line.
+BatchSample sample_of(const std::string& path) {
+  const Mask mask = mask_from_json(read_file("--masks", path));
+  if (mask.rows_q != mask.rows_k) {
+    throw invalid(path + ": keys", mask.rows_k,
+                  std::to_string(mask.rows_q) + ", as many as queries");
+  }
+  return {mask.rows_q, area(mask)};
+}
+
 std::vector<BatchSample> samples_of(const BatchFlags& flags) {
-  if (flags.lengths.empty() == flags.lengths_file.empty()) {
-    throw invalid("source of samples", flags.lengths.empty() ? "missing" : "given twice",
-                  "one of --lengths, --lengths-file, --check");
+  const int sources = !flags.lengths.empty() + !flags.lengths_file.empty() + !flags.masks.empty();
+  if (sources != 1) {
+    throw invalid("source of samples", sources == 0 ? "missing" : "given twice",
+                  "one of --lengths, --lengths-file, --masks, --check");
+  }
+  std::vector<std::int32_t> lengths = flags.lengths;
+  if (!flags.lengths_file.empty()) {
+    std::string text = read_file("--lengths-file", flags.lengths_file);
+    if (text.ends_with('\n')) text.pop_back();
+    std::ranges::replace(text, '\n', ',');
+    lengths = parse_ints("--lengths-file", text, {0, kMaxRows});
   }
   std::vector<BatchSample> samples;
-  for (const std::int32_t length : flags.lengths) samples.push_back(causal_sample(length));
-  if (flags.lengths_file.empty()) return samples;
-  std::istringstream lines(read_file("--lengths-file", flags.lengths_file));
-  for (std::string line; std::getline(lines, line);) {
-    const auto length = parse_int("--lengths-file", line, {0, kMaxRows});
-    samples.push_back(causal_sample(static_cast<std::int32_t>(length)));
-  }
+  for (const std::int32_t length : lengths) samples.push_back(causal_sample(length));
+  if (flags.masks.empty()) return samples;
+  for (const std::string& path : split_list(flags.masks)) samples.push_back(sample_of(path));
   return samples;
 }
 
@@ -145,6 +157,7 @@ Command add_batch_command(CLI::App& parent) {
          "rows of causal samples")
       ->type_name("N,...");
   add_path(*app, "--lengths-file", "FILE", flags->lengths_file, "the same, one a line");
+  add_path(*app, "--masks", "FILE,...", flags->masks, "masks as JSON, one a sample, such as trees");
   add_path(*app, "--check", "FILE", flags->check, "read and check a plan of --out instead");
   BatchConfig& config = flags->config;
   add_int(*app, "--ranks", config.num_ranks, kRanks, "ranks (default 8)");

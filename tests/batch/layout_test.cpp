@@ -116,7 +116,8 @@ TEST(BatchLayout, MasksOfOtherSamplesAreRefused) {
   const std::vector<Mask> two{{5, 5, {}}, {8, 8, {}}};
   EXPECT_EQ(refusal_of([&] { micro_batch_mask(plan, 0, two); }),
             "rows of mask 1 is 8; allowed: 9, as many queries as keys, as the sample has");
-  EXPECT_EQ(refusal_of([&] { pack_micro_batch(plan, 1); }), "micro_batch is 1; allowed: 0 or more, below their number, 1");
+  EXPECT_EQ(refusal_of([&] { pack_micro_batch(plan, 1); }),
+            "micro_batch is 1; allowed: 0 or more, below their number, 1");
   EXPECT_EQ(refusal_of([&] { micro_batch_placement(plan, 0, one[0]); }).substr(0, 41),
             "rows of the micro-batch's mask is 5; allo");
 }
