@@ -49,6 +49,18 @@ TEST(BackwardScheduleTest, SlotsOfSplitsDoNotGrowWithTheSequence) {
   }
 }
 
+/// A window in two slices, as ranges have it: packed heads save a few steps of the cut.
+TEST(BackwardScheduleTest, WindowsWalkedHeadByHeadPackNone) {
+  constexpr std::int32_t kWindow = 1024;
+  for (const std::int32_t rows : {8192, 32768}) {
+    Mask mask{rows, rows, {band_slice({0, kWindow - 1}, {0, kWindow - 1}, MaskType::Causal)}};
+    mask.slices.push_back({kWindow - 1, rows, 0, rows, 1 - kWindow, 0});
+    const BackwardList list = list_of(mask, false);
+    EXPECT_TRUE(list.is_group_first);
+    EXPECT_EQ(list.packed_heads, 1);
+  }
+}
+
 TEST(BackwardScheduleTest, TilesThatCostAlikeAreWalkedWhole) {
   for (const bool is_deterministic : {false, true}) {
     const Mask mask{16384, 16384, {band_slice({0, 16384}, {0, 16384}, MaskType::Full)}};

@@ -26,7 +26,7 @@ TEST(SchedulePolicyTest, PrintsEachConstantWithValueAndUnit) {
     EXPECT_FALSE(unit.empty()) << line;
   }
   // Ratios are twice as large as the others; nothing but constants is in a policy.
-  constexpr std::size_t kRatios = 16;
+  constexpr std::size_t kRatios = 17;
   EXPECT_EQ(sizeof(SchedulePolicy),
             kRatios * sizeof(Ratio) + (count - kRatios) * sizeof(std::int64_t));
 }

@@ -75,6 +75,14 @@ class CandidateSearch {
   std::int64_t least_ = -1;
 };
 
+/// Adds what packed heads cost besides steps.
+std::int64_t with_packing(const TileCosts& tiles, std::int64_t time, bool has_coarse_splits) {
+  const SchedulePolicy& policy = tiles.policy;
+  const int doublings = std::countr_zero(static_cast<std::uint32_t>(tiles.packed_heads));
+  if (tiles.walk.is_group_first) return time + policy.in_turn_packing.of(time * doublings);
+  return has_coarse_splits ? time + policy.packing_doubling.of(time * doublings) : time;
+}
+
 }  // namespace
 
 Schedule choose_schedule(const TileCosts& tiles, const BackwardChoice& choice) {
@@ -95,18 +103,17 @@ std::int64_t predicted_time(const TileCosts& tiles, const BackwardChoice& choice
   Candidate by = first_candidate(tiles);
   if (!tiles.is_short && tiles.num_global == 0) {
     const std::int64_t time = mean_time(tiles, make_schedule(input, by));
-    const int doublings = std::countr_zero(static_cast<std::uint32_t>(tiles.packed_heads));
-    return tiles.is_uneven ? time + tiles.policy.packing_doubling.of(time * doublings) : time;
+    return with_packing(tiles, time, tiles.is_uneven);
   }
   CandidateSearch search(input);
   if (tiles.is_uneven) {
     by.tail_share = kWholeTail / 8;
     search.consider_sections(by);
   }
-  if (tiles.num_global == 0) return search.least();
+  if (tiles.num_global == 0) return with_packing(tiles, search.least(), false);
   // A global k tile is walked before all else that adds to its sums.
   const std::int64_t global_steps = tiles.steps_of(tiles.by_cost.front()) * tiles.groups;
-  return search.least() + global_steps / input.split_counts.back();
+  return with_packing(tiles, search.least() + global_steps / input.split_counts.back(), false);
 }
 
 }  // namespace magi

@@ -36,6 +36,7 @@ std::string describe(const SchedulePolicy& policy) {
   line("tail_step", policy.tail_step, "of a step");
   line("wide_section_step", policy.wide_section_step, "of a step");
   line("packing_doubling", policy.packing_doubling, "of the list's time");
+  line("in_turn_packing", policy.in_turn_packing, "of the list's time");
   line("chain_distance", policy.chain_distance, "steps");
   line("sharing_ctas", policy.sharing_ctas, "CTAs per kv head");
   line("chain_share", policy.chain_share, "of an item's steps");
