@@ -128,9 +128,8 @@ struct BackwardTuning {
   bool is_deterministic = true;
   std::int32_t section_heads = 0;  ///< kv heads walked at a time, all in the tail; 0: by cost
   HeadWalk head_walk = HeadWalk::ByCost;
-  /// The plain schedule: made by one rule without a search (docs/kernels/schedules.md). dq is added
-  /// in its order, so is_deterministic holds in any case. heads_per_item, section_heads and
-  /// head_walk are 0, and no keys come.
+  /// The plain schedule: made by one rule without a search (docs/kernels/schedules.md).
+  /// heads_per_item, section_heads and head_walk are 0, and no keys come.
   bool is_plain = false;
 };
 
@@ -169,7 +168,8 @@ void attention_backward_cuda(const BackwardArgs& args, const BackwardWork& work,
 /// Choices of a backward call whose list is made on the device.
 struct DeviceBackwardTuning {
   std::int32_t sm_margin = 0;     ///< multiprocessors that the main kernel leaves to others
-  std::int32_t packed_heads = 0;  ///< query heads of one kv head per q tile; 0: as many as divide
+  std::int32_t packed_heads = 0;  ///< query heads of one kv head per q tile; 0: by rows and slices
+  bool is_deterministic = true;   ///< dq is bitwise equal from call to call; slower
   /// Records (one per k tile and slice that sees it) that the workspace has room for; 0: by rows
   /// and number of slices. Where they do not fit the gradients become NaN.
   std::int64_t record_capacity = 0;
@@ -181,10 +181,10 @@ std::int64_t backward_workspace_bytes(const BackwardArgs& args, std::int64_t num
 
 /// Does the above with the plain list (BackwardTuning::is_plain) made on the device in stream
 /// order: nothing waits and the host reads no slice, so the call can be captured in a graph, with
-/// the forward before it, and replayed with other slices in the same tensors. dq is bitwise equal
-/// from call to call. Bad slices as in the forward; where records or their semaphore values do not
-/// fit the workspace dq, dk and dv become NaN. The report tells of both. Throws InvalidArgument
-/// naming the tensor, CudaError when a launch fails.
+/// the forward before it, and replayed with other slices in the same tensors. Bad slices as in the
+/// forward; where records or their semaphore values do not fit the workspace dq, dk and dv become
+/// NaN. The report tells of both. Throws InvalidArgument naming the tensor, CudaError when a launch
+/// fails.
 void attention_backward_cuda(const BackwardArgs& args, const DeviceSlices& slices,
                              const DeviceWorkspace& workspace, const DeviceBackwardTuning& tuning,
                              void* stream);

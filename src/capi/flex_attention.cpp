@@ -66,22 +66,25 @@ std::shared_ptr<const PreparedBackward> prepared_backward(const magi_mask& mask,
 struct Ranges {
   DeviceSlices slices;
   DeviceListTuning tuning;
+  bool is_fast_backward = false;
 
   DeviceBackwardTuning backward() const {
     return {.sm_margin = tuning.forward.sm_margin,
             .packed_heads = tuning.forward.packed_heads,
+            .is_deterministic = !is_fast_backward,
             .record_capacity = tuning.record_capacity};
   }
 };
 
 Ranges read_ranges(const magi_flex_ranges* ranges, const magi_attention_inputs* inputs) {
   const magi_flex_ranges given = read_struct(ranges, "ranges");
+  const magi_attention_inputs call = read_struct(inputs, "inputs");
   return {.slices = {.q_ranges = read_tensor(given.q_ranges, "q_ranges"),
                      .k_ranges = read_tensor(given.k_ranges, "k_ranges"),
                      .types = read_optional_tensor(given.types, "types")},
-          .tuning = {.forward = {.sm_margin = read_struct(inputs, "inputs").sm_margin,
-                                 .packed_heads = given.packed_heads},
-                     .record_capacity = given.record_capacity}};
+          .tuning = {.forward = {.sm_margin = call.sm_margin, .packed_heads = given.packed_heads},
+                     .record_capacity = given.record_capacity},
+          .is_fast_backward = call.is_fast_backward != 0};
 }
 
 magi_flex_ranges_report to_struct(const DeviceListReport& report) {

@@ -136,8 +136,7 @@ def flex_flash_attn_func(
     - return_max_logits: meta.max_logits is then the largest softmax_scale * q.k of each head,
       before softcap; else it is None.
     - deterministic: on a GPU the gradient of q, and under lists of keys those of k and v, have the
-      same bits in every call, as all other results have (with ranges on the GPU they always have);
-      slower.
+      same bits in every call, as all other results have; slower.
     - sm_margin: multiprocessors of a GPU that are left to others.
     - index_sparse_indices, in place of ranges: int32 [rows_q, heads_kv, n], the keys that each
       query sees in the heads of each kv head, or the blocks of sparse_k_block_size keys (the last

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <tuple>
 
 #include "magi/error.hpp"
 #include "support/gpu/device_slices.hpp"
@@ -25,7 +26,9 @@ struct BuiltList {
   std::vector<KeyRecord> records;
   std::vector<SemaphoreRun> runs;
   std::vector<std::int32_t> tile_components;
+  std::vector<std::int32_t> converted_tiles;
   std::vector<std::int32_t> items;
+  std::vector<TileSpan> frame;
   SeenRows seen;
   std::int64_t run_capacity = 0;
 };
@@ -57,7 +60,12 @@ BuiltList build_sync(DeviceBackwardShape shape, const DeviceSlices& slices) {
   list.runs = part_sync<SemaphoreRun>(workspace, layout.runs, list.header.num_runs);
   list.tile_components =
       part_sync<std::int32_t>(workspace, layout.tile_components, layout.frame.num_q_tiles());
-  list.items = part_sync<std::int32_t>(workspace, layout.items, outcome.num_items);
+  list.converted_tiles =
+      part_sync<std::int32_t>(workspace, layout.converted_tiles, layout.frame.num_q_tiles());
+  // Of the two main kernels one has no items.
+  list.items = part_sync<std::int32_t>(workspace, layout.items,
+                                       outcome.num_items + list.header.unordered.num_items);
+  list.frame = layout.frame.spans;
   const BackwardProblem& problem = shape.problem;
   list.seen.queries =
       part_sync<std::uint32_t>(workspace, layout.seen_queries, num_seen_words(problem.rows_q));
@@ -68,6 +76,18 @@ BuiltList build_sync(DeviceBackwardShape shape, const DeviceSlices& slices) {
 
 std::vector<SemaphoreRun> runs_of(const std::vector<SemaphoreRun>& runs, const KeyRecord& record) {
   return {runs.begin() + record.run_begin, runs.begin() + record.run_end};
+}
+
+/// Whether the sums of q tiles are cleared first, and made into dq by the main kernel.
+void expect_same_sums(const BuiltList& device, const BackwardList& host) {
+  ASSERT_EQ(device.header.outcome.is_ordered, host.is_ordered ? 1 : 0);
+  for (std::size_t i = 0; i < host.tile_components.size(); ++i) {
+    const std::int32_t components = host.tile_components[i];
+    const bool is_shared = !host.is_ordered && components == 1;
+    ASSERT_EQ(device.tile_components[i], is_shared ? 2 : components) << "q tile " << i;
+    const bool is_left = !host.is_converting || std::ranges::binary_search(host.left_tiles, i);
+    ASSERT_EQ(device.converted_tiles[i], is_left ? 0 : 1) << "q tile " << i;
+  }
 }
 
 /// Whether tiles, their records and the runs of these are the host's, wherever they lie.
@@ -82,6 +102,7 @@ void expect_same_tiles(const BuiltList& device, const BackwardList& host) {
       const KeyRecord& record = device.records[static_cast<std::size_t>(tile.record_begin + j)];
       const KeyRecord& host_record = host.records[static_cast<std::size_t>(other.record_begin + j)];
       ASSERT_EQ(record.band, host_record.band) << "place " << i << ", record " << j;
+      if (!host.is_ordered) continue;
       ASSERT_EQ(runs_of(device.runs, record), runs_of(host.semaphore_runs, host_record))
           << "place " << i << ", record " << j;
     }
@@ -100,27 +121,37 @@ void expect_same_bits(const std::vector<std::uint32_t>& device,
 
 void expect_hosts_list(const DeviceBackwardShape& shape, const TypedRanges& ranges) {
   const std::vector<BandSlice> bands = ranges.bands(shape.problem.rows_q, shape.problem.rows_k);
-  const BackwardList host = build_backward_list(
-      shape.problem, bands, shape.tile, {.packed_heads = shape.packed_heads, .is_plain = true});
+  const BackwardList host = build_backward_list(shape.problem, bands, shape.tile,
+                                                {.packed_heads = shape.packed_heads,
+                                                 .is_deterministic = !shape.may_be_unordered,
+                                                 .is_plain = true});
   const BuiltList device = build_sync(shape, DeviceRanges(ranges).view());
-  if (std::ssize(host.semaphore_runs) > device.run_capacity) {
+  if (host.is_ordered && std::ssize(host.semaphore_runs) > device.run_capacity) {
     ASSERT_EQ(device.header.outcome.is_overflowing, 1);
     ASSERT_EQ(device.header.outcome.num_items, 0);
     return;
   }
   ASSERT_EQ(device.header.outcome.is_overflowing, 0);
   ASSERT_EQ(device.tiles.size(), host.tiles.size());
-  ASSERT_EQ(device.tile_components, host.tile_components);
+  expect_same_sums(device, host);
   expect_same_tiles(device, host);
   const bool has_unseen = !host.seen.queries.empty() || !host.seen.keys.empty();
   ASSERT_EQ(device.header.outcome.has_unseen, has_unseen ? 1 : 0);
   expect_same_bits(device.seen.queries, host.seen.queries, shape.problem.rows_q);
   expect_same_bits(device.seen.keys, host.seen.keys, shape.problem.rows_k);
   ASSERT_EQ(device.items.size(), static_cast<std::size_t>(host.num_items()));
+  std::int32_t last_span = 0;  // as the main kernel searches
   for (std::int64_t i = 0; i < host.num_items(); ++i) {
     const BackwardItem item = host.item(i);
-    ASSERT_EQ(device.items[static_cast<std::size_t>(i)],
-              item.tile * shape.problem.heads_kv + item.kv_head)
+    const std::int32_t place = device.items[static_cast<std::size_t>(i)];
+    const BackwardItem found = backward_item(device.frame.data(), shape.problem.heads_kv,
+                                             static_cast<std::uint32_t>(place), last_span);
+    last_span = found.span;
+    ASSERT_EQ(std::tuple(found.tile, found.kv_head, found.split),
+              std::tuple(item.tile, item.kv_head, item.split))
+        << "item " << i;
+    ASSERT_EQ(device.frame[static_cast<std::size_t>(found.span)].num_splits,
+              host.spans[static_cast<std::size_t>(item.span)].num_splits)
         << "item " << i;
   }
 }
@@ -128,8 +159,8 @@ void expect_hosts_list(const DeviceBackwardShape& shape, const TypedRanges& rang
 DeviceBackwardShape shape_of(const BackwardProblem& problem, const TypedRanges& ranges) {
   DeviceBackwardShape shape;
   shape.problem = problem;
-  shape.packed_heads = plain_packed_heads(problem.heads_q / problem.heads_kv);
   shape.num_slices = static_cast<std::int32_t>(ranges.count());
+  shape.packed_heads = plain_packed_heads(problem, shape.num_slices);
   return shape;
 }
 
@@ -152,6 +183,7 @@ TEST_F(DeviceBackwardListTest, EqualsTheHostsPlainList) {
     const TypedRanges ranges = random_ranges(random, problem.rows_q, problem.rows_k, count);
     DeviceBackwardShape shape = shape_of(problem, ranges);
     if (random.chance(30)) shape.packed_heads = 1;
+    shape.may_be_unordered = random.chance(50);
     if (random.chance(30)) shape.tile = {.rows = 128, .keys = 128, .overhead = 2};
     if (random.chance(20)) shape.tile.keys = 64;
     expect_hosts_list(shape, ranges);

@@ -65,11 +65,51 @@ TEST(PlainListTest, HasNoMoreComponentsThanThereIsRoomFor) {
   }
 }
 
-TEST(PlainListTest, PacksAsManyHeadsAsDivide) {
-  EXPECT_EQ(plain_packed_heads(1), 1);
-  EXPECT_EQ(plain_packed_heads(6), 2);
-  EXPECT_EQ(plain_packed_heads(8), 8);
-  EXPECT_EQ(plain_packed_heads(48), 16);
+TEST(PlainListTest, PacksHeadsIfSlicesAreShort) {
+  const auto packed = [](std::int32_t heads_per_kv, std::int64_t num_slices) {
+    return plain_packed_heads({.rows_k = 8192, .heads_q = heads_per_kv, .heads_kv = 1}, num_slices);
+  };
+  for (const std::int64_t few : {0, 1, 5}) EXPECT_EQ(packed(8, few), 1);
+  EXPECT_EQ(packed(8, 6), 4);
+  EXPECT_EQ(packed(48, 100), 4);
+  EXPECT_EQ(packed(6, 100), 2);
+  EXPECT_EQ(packed(4, 100), 2);
+  EXPECT_EQ(packed(2, 100), 1);
+  EXPECT_EQ(packed(1, 100), 1);
+}
+
+/// One slice of a mask, 64:8 heads, where nobody asks for equal bits.
+BackwardList fast_list(std::int32_t rows, const std::vector<BandSlice>& slices) {
+  BackwardProblem problem{.rows_q = rows, .rows_k = rows, .heads_q = 64, .heads_kv = 8};
+  return build_backward_list(problem, slices, {}, {.is_deterministic = false, .is_plain = true});
+}
+
+TEST(PlainListTest, SplitsUnevenAndGlobalTilesAndOrdersNarrowMasks) {
+  constexpr std::int32_t kRows = 8192;
+  const auto splits_of = [](const BackwardList& list) {
+    std::vector<std::int32_t> splits;  // the tail's last
+    for (const TileSpan& span : list.spans) splits.push_back(span.num_splits);
+    return splits;
+  };
+  using Splits = std::vector<std::int32_t>;
+  const Range all{0, kRows};
+  const BackwardList full = fast_list(kRows, {band_slice(all, all, MaskType::Full)});
+  EXPECT_EQ(splits_of(full), (Splits{1, 1}));
+  EXPECT_FALSE(full.is_ordered);
+  const BackwardList causal = fast_list(kRows, {band_slice(all, all, MaskType::Causal)});
+  EXPECT_EQ(splits_of(causal), (Splits{4, 4, 2, 1}));
+  EXPECT_FALSE(causal.is_ordered);
+  BandSlice window = band_slice(all, all, MaskType::Causal);
+  window.d_min = -1023;
+  const BackwardList narrow = fast_list(kRows, {window});
+  EXPECT_EQ(splits_of(narrow), (Splits{1, 1}));
+  EXPECT_TRUE(narrow.is_ordered && narrow.is_converting && narrow.is_group_first);
+  window.q0 = window.k0 = 128;
+  const BackwardList global =
+      fast_list(kRows, {band_slice({0, 128}, all, MaskType::Full),
+                        band_slice({128, kRows}, {0, 128}, MaskType::Full), window});
+  EXPECT_EQ(splits_of(global), (Splits{8, 1, 1}));
+  EXPECT_TRUE(global.is_ordered && global.is_converting);
 }
 
 TEST(PlainListTest, CutsTheKeysWhereDocumentsBeginIfThatCostsLess) {
@@ -87,11 +127,10 @@ TEST(PlainListTest, CutsTheKeysWhereDocumentsBeginIfThatCostsLess) {
 /// In front of the tail, k tiles of a document lie side by side, long documents first.
 TEST(PlainListTest, DocumentsLieTogetherInFrontOfTheTail) {
   const Mask mask = documents(std::vector<std::int32_t>{3000, 5000, 4000, 5000});
-  BackwardProblem problem = problem_of(mask, 16, 2);
+  BackwardProblem problem = problem_of(mask, 2, 2);
   problem.num_ctas = 4;
   const BackwardList list = plain_list(problem, mask, {});
   ASSERT_EQ(list.spans.size(), 2u);
-  EXPECT_EQ(list.spans.front().section_heads, 1);
   EXPECT_EQ(list.spans.back().section_heads, problem.heads_kv);
   std::vector<std::size_t> documents_seen;
   for (std::int32_t i = 0; i < list.spans.front().num_tiles; ++i) {
@@ -146,7 +185,6 @@ TEST(PlainListTest, PlantedFaultsAreSeen) {
   EXPECT_FALSE(is_list_of(list, mask));
   list = good;
   list.tiles.pop_back();
-  list.spans.back().num_tiles -= 1;
   EXPECT_FALSE(is_list_of(list, mask));
 }
 

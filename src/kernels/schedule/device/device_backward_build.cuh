@@ -43,6 +43,7 @@ struct BackwardBuild {
   std::int32_t num_q_tiles = 0;
   std::int32_t token_shift = 0;
   std::int32_t packed_heads = 1;
+  std::int32_t max_tiles = 0;
   PlainRule rule;
   std::int64_t record_capacity = 0;
   std::int64_t run_capacity = 0;
@@ -62,6 +63,7 @@ struct BackwardBuild {
   std::uint32_t* seen_queries = nullptr;
   std::uint32_t* seen_keys = nullptr;
   std::int32_t* tile_components = nullptr;
+  std::int32_t* converted_tiles = nullptr;
   BandRecord* slices = nullptr;
   std::int32_t* slice_ids = nullptr;
   KeyTile* works = nullptr;
@@ -74,6 +76,7 @@ struct BackwardBuild {
   std::uint64_t* sort_keys[2] = {};
   ComponentKey* component_keys = nullptr;
   std::uint64_t* by_component = nullptr;
+  std::int32_t* component_steps = nullptr;
   KeyTile* tiles = nullptr;
   KeyRecord* records = nullptr;
   RecordMark* marks = nullptr;
@@ -113,8 +116,65 @@ __device__ __forceinline__ void report_tiling(const BackwardBuild& build, int ti
   header.outcome.is_overflowing = num_records > build.record_capacity ? 1 : 0;
   if (header.outcome.is_overflowing != 0) return;
   header.outcome.num_tiles = grid_of(build, tiling).num_tiles;
-  header.outcome.num_items = header.outcome.num_tiles * build.rule.heads_kv;
 }
+
+/// The walk of the list; `steps`: of all k tiles.
+__device__ __forceinline__ PlainWalk walk_of(const BackwardBuild& build, std::int64_t steps) {
+  const DeviceBackwardHeader& header = *build.header;
+  PlainSums sums;
+  sums.num_tiles = header.outcome.num_tiles;
+  sums.steps = steps;
+  sums.longest_steps = static_cast<std::int64_t>(__ldcg(&header.longest_steps));
+  sums.longest = header.max_cost;
+  sums.num_wide = header.num_wide;
+  sums.wide_steps = static_cast<std::int64_t>(header.wide_steps);
+  sums.longest_narrow = header.longest_narrow;
+  return plain_walk(build.rule, sums);
+}
+
+/// The order in which the items of a list are handed out: its spans, and those of the frame in
+/// which the main kernel finds them.
+struct ListOrder {
+  std::int32_t tail_begin;  ///< place of the first k tile of the tail
+  TileSpan spans[kPlainSpans];
+  TileSpan frame[kPlainSpans];
+
+  __device__ void make(const BackwardBuild& build, const PlainWalk& walk, const PlainCounts& counts,
+                       std::int64_t front_steps) {
+    const PlainRule& rule = build.rule;
+    make_plain_spans(rule, counts, plain_section_heads(rule, walk, counts, front_steps), spans);
+    std::int32_t begin = 0;
+#pragma unroll 1
+    for (int i = 0; i < kPlainSpans; ++i) {
+      frame[i] = plain_frame_span(rule, build.max_tiles, begin, i);
+      begin = frame[i].item_end;
+    }
+  }
+
+  /// Writes the items of a thread of `num_threads`.
+  __device__ void write_items(const BackwardBuild& build, std::int32_t thread,
+                              std::int32_t num_threads) const {
+    const std::int32_t num_items = spans[kPlainSpans - 1].item_end;
+#pragma unroll 1
+    for (std::int32_t i = thread; i < num_items; i += num_threads) {
+      const BackwardItem item =
+          backward_item(spans, build.rule.heads_kv, static_cast<std::uint32_t>(i));
+      build.items[i] = place_in_frame(frame[item.span], item);
+    }
+  }
+
+  /// Tells the main kernels of their items, of which one has none: by one thread of all.
+  __device__ void report(const BackwardBuild& build, const PlainWalk& walk) const {
+    DeviceBackwardHeader& header = *build.header;
+    const std::int32_t num_items = spans[kPlainSpans - 1].item_end;
+    header.is_converting = walk.is_converting && header.num_components == 1 ? 1 : 0;
+    header.outcome.is_ordered = walk.is_ordered ? 1 : 0;
+    header.unordered.num_tiles = header.outcome.num_tiles;
+    header.unordered.has_unseen = header.outcome.has_unseen;
+    header.outcome.num_items = walk.is_ordered ? num_items : 0;
+    header.unordered.num_items = walk.is_ordered ? 0 : num_items;
+  }
+};
 
 __device__ __forceinline__ std::int32_t tile_of_key(const KeyGrid& grid, std::int32_t key) {
   return grid.begins == nullptr ? key / grid.keys : grid.tiles.up_to(key) - 1;

@@ -13,6 +13,9 @@ struct KeyEmitShared {
   SliceOrderShared order;
   std::int32_t max_cost;  ///< over the block's k tiles
   std::int32_t max_cost_inverse;
+  unsigned num_wide;
+  unsigned long long wide_steps;
+  std::int32_t longest_narrow;
 };
 static_assert(kMostPlainParts <= kMostJoinedParts);
 
@@ -32,6 +35,9 @@ class KeyRecordWriter {
     if (threadIdx.x == 0) {
       shared_.max_cost = 0;
       shared_.max_cost_inverse = 0;
+      shared_.num_wide = 0;
+      shared_.wide_steps = 0;
+      shared_.longest_narrow = 0;
     }
     __syncthreads();
     const std::int32_t stride = static_cast<std::int32_t>(gridDim.x) * kEmitWarps;
@@ -53,6 +59,11 @@ class KeyRecordWriter {
     if (threadIdx.x != 0) return;
     atomicMax(&build_.header->max_cost, shared_.max_cost);
     atomicMax(&build_.header->max_cost_inverse, shared_.max_cost_inverse);
+    atomicMax(&build_.header->longest_narrow, shared_.longest_narrow);
+    if (shared_.num_wide == 0) return;
+    atomicAdd(&build_.header->num_wide, shared_.num_wide);
+    atomicAdd(reinterpret_cast<unsigned long long*>(&build_.header->wide_steps),
+              shared_.wide_steps);
   }
 
  private:
@@ -98,6 +109,12 @@ class KeyRecordWriter {
     build_.sort_keys[0][tile] = below << 32 | static_cast<std::uint64_t>(tile);
     atomicMax(&shared_.max_cost, cost);
     atomicMax(&shared_.max_cost_inverse, kMaxTileCost - cost);
+    if (is_plain_wide(build_.rule, cost)) {
+      atomicAdd(&shared_.num_wide, 1u);
+      atomicAdd(&shared_.wide_steps, static_cast<unsigned long long>(cost));
+    } else {
+      atomicMax(&shared_.longest_narrow, cost);
+    }
   }
 
   __device__ void write_few(std::int32_t tile, const KeyTile& work) const {

@@ -23,11 +23,12 @@ void check_shape(const DeviceBackwardShape& shape) {
   }
 }
 
-/// k tiles of any way to cut the keys: a cut makes one more at most.
 std::int64_t max_tiles(const DeviceBackwardShape& shape) {
-  const std::int64_t rows = shape.problem.rows_k;
-  if (rows == 0) return 0;
-  return (rows - 1) / shape.tile.keys + 1 + std::min<std::int64_t>(shape.num_slices, rows);
+  return most_plain_tiles(shape.problem, shape.tile, shape.num_slices);
+}
+
+std::int64_t max_items(const DeviceBackwardShape& shape) {
+  return max_tiles(shape) * shape.problem.heads_kv * rule_of(shape).split_counts[kPlainSplits - 1];
 }
 
 RowGroups row_groups(std::int32_t rows) {
@@ -50,6 +51,7 @@ void add_zeroed(Arena& arena, DeviceBackwardLayout& layout, const BackwardProble
   layout.record_begins = arena.add<std::int32_t>(layout.frame.num_components);
   if (!layout.has_bins) layout.cut_bits = arena.add<std::uint32_t>(num_row_words(problem.rows_k));
   layout.seen_keys = arena.add<std::uint32_t>(num_seen_words(problem.rows_k));
+  layout.converted_tiles = arena.add<std::int32_t>(layout.frame.num_q_tiles());
   layout.zeroed_bytes = arena.size_bytes();
 }
 
@@ -61,6 +63,12 @@ std::int64_t default_record_capacity(const DeviceBackwardShape& shape) {
   const std::int64_t all = std::int64_t{shape.num_slices} * tiles;
   const std::int64_t usual = 4 * (tiles + shape.num_slices);
   return std::min({all, std::max(usual, kAlwaysFits), kMaxInt / kRunsPerRecord});
+}
+
+PlainRule rule_of(const DeviceBackwardShape& shape) {
+  PlainRule rule = plain_rule(shape.problem, shape.tile, shape.packed_heads, max_tiles(shape));
+  rule.may_be_unordered = shape.may_be_unordered;
+  return rule;
 }
 
 DeviceBackwardLayout device_backward_layout(const DeviceBackwardShape& shape) {
@@ -98,11 +106,12 @@ DeviceBackwardLayout device_backward_layout(const DeviceBackwardShape& shape) {
   layout.works = arena.add<KeyTile>(layout.max_tiles);
   layout.components = arena.add<std::int32_t>(layout.max_tiles);
   layout.places = arena.add<std::int32_t>(layout.max_tiles);
-  layout.items = arena.add<std::int32_t>(std::int64_t{layout.max_tiles} * problem.heads_kv);
+  layout.items = arena.add<std::int32_t>(max_items(shape));
   layout.sort_keys = arena.add<std::uint64_t>(std::int64_t{2} * layout.max_tiles);
   if (layout.has_few_tiles()) {
     layout.component_keys = arena.add<ComponentKey>(layout.max_tiles);
     layout.by_component = arena.add<std::uint64_t>(layout.max_tiles);
+    layout.component_steps = arena.add<std::int32_t>(layout.max_tiles);
   }
   layout.tiles = arena.add<KeyTile>(layout.max_tiles);
   layout.records = arena.add<KeyRecord>(shape.record_capacity);

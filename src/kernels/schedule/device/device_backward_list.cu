@@ -231,10 +231,11 @@ __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
   PlainSorter(shared, build).run();
 }
 
-__global__ void __launch_bounds__(kRunThreads)
+__global__ void __launch_bounds__(kRunThreads, 4)
     order_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
   if (build.header->outcome.num_tiles == 0) return;
+  if (build.header->outcome.is_ordered == 0) return share_sums(build);
   __shared__ RunShared shared;
   const auto num_records = static_cast<std::int32_t>(build.header->outcome.num_records);
   RunsWriter(shared, build, num_records).run();
@@ -271,7 +272,8 @@ void set_shapes(BackwardBuild& build, const DeviceBackwardShape& shape,
   build.num_q_tiles = frame.num_q_tiles();
   build.packed_heads = frame.packed_heads;
   build.token_shift = std::countr_zero(static_cast<std::uint32_t>(frame.tile_tokens));
-  build.rule = plain_rule(shape.problem, shape.tile, shape.packed_heads);
+  build.max_tiles = layout.max_tiles;
+  build.rule = rule_of(shape);
   build.record_capacity = shape.record_capacity;
   build.run_capacity = layout.run_capacity;
   build.zeroed_chunks = static_cast<std::int64_t>(layout.zeroed_bytes / sizeof(uint4));
@@ -308,6 +310,7 @@ BackwardBuild make_build(const DeviceBackwardShape& shape, const DeviceBackwardL
   build.groups = layout.groups;
   build.component_keys = part_at<ComponentKey>(memory, layout.component_keys);
   build.by_component = part_at<std::uint64_t>(memory, layout.by_component);
+  build.component_steps = part_at<std::int32_t>(memory, layout.component_steps);
   build.row_ends = part_at<std::int32_t>(memory, layout.row_ends);
   set_tallies(build, layout, memory);
   build.longest = part_at<std::int32_t>(memory, layout.longest);
@@ -323,6 +326,7 @@ BackwardBuild make_build(const DeviceBackwardShape& shape, const DeviceBackwardL
   build.seen_queries = part_at<std::uint32_t>(memory, layout.seen_queries);
   build.seen_keys = part_at<std::uint32_t>(memory, layout.seen_keys);
   build.tile_components = part_at<std::int32_t>(memory, layout.tile_components);
+  build.converted_tiles = part_at<std::int32_t>(memory, layout.converted_tiles);
   build.slices = part_at<BandRecord>(memory, layout.slices);
   if (!layout.has_bins) build.slice_ids = part_at<std::int32_t>(memory, layout.slice_ids);
   build.works = part_at<KeyTile>(memory, layout.works);

@@ -21,8 +21,8 @@
 //   join    rows         the components of rows, by records
 //   number  records      which component records, k tiles and q tiles are of
 //   sort    k tiles      two orders of the k tiles, in chunks, then of all (device_rank.cuh)
-//   arrange items        the order in which items are handed out (plain_rule.hpp)
-//   order   records      the semaphore values at which a record adds to dQ
+//   arrange items        how items walk, add and are handed out (plain_rule.hpp)
+//   order   records      the semaphore values at which a record adds to dQ, if sums have an order
 //
 // Many slices, keys or k tiles have no bins: the memory is cleared and slices are marked in front
 // of the cut, one CTA or cluster takes the way with the lower cost and scans the tallies (place),
@@ -48,13 +48,19 @@ struct DeviceBackwardHeader {
   std::uint64_t longest_steps = 0;        ///< see PlainSums
   std::uint64_t head_tiles = 0;           ///< k tiles in front of the tail
   std::uint64_t head_steps = 0;           ///< of them
+  std::uint64_t wide_steps = 0;           ///< see PlainSums
+  std::uint32_t num_wide = 0;             ///< likewise
+  std::int32_t longest_narrow = 0;        ///< likewise
   std::uint32_t num_runs = 0;             ///< semaphore runs that the list needs
   std::int32_t max_cost = 0;              ///< of the list's tiles
   std::int32_t max_cost_inverse = 0;      ///< kMaxTileCost - the least cost
   std::int32_t num_components = 0;
   std::int32_t tiling = 0;  ///< chosen
   std::int32_t packed_heads = 0;
+  std::int32_t is_converting = 0;      ///< see PlainWalk
+  std::uint32_t unordered_ticket = 0;  ///< of the launch for `unordered`
   BackwardOutcome outcome;
+  BackwardOutcome unordered;  ///< the same with the items, if sums have no order: one has none
 };
 
 /// The place where a record adds to dQ, and with its index its place in the list's order.
@@ -93,10 +99,13 @@ struct DeviceBackwardShape {
   std::int32_t packed_heads = 1;
   std::int32_t num_slices = 0;
   std::int64_t record_capacity = 0;
+  bool may_be_unordered = false;  ///< see PlainRule
 };
 
 /// Records that are enough for any mask of few slices and for slices that overlap little.
 std::int64_t default_record_capacity(const DeviceBackwardShape& shape);
+
+PlainRule rule_of(const DeviceBackwardShape& shape);
 
 /// The parts of a list lie at these places, in bytes from the workspace's begin.
 struct DeviceBackwardLayout {
@@ -113,6 +122,7 @@ struct DeviceBackwardLayout {
   std::size_t record_begins = 0;     ///< int32 [components]: num_records - first of their records
   std::size_t cut_bits = 0;          ///< uint32 [rows_k / 32]: a slice begins at the key
   std::size_t seen_keys = 0;         ///< uint32 [num_seen_words(rows_k)]: see SeenRows
+  std::size_t converted_tiles = 0;   ///< int32 [q tiles]: 1 if the main kernel makes their dq
   std::size_t zeroed_bytes = 0;      ///< header, and what lies in front of the rest
   std::size_t num_cut_tiles = 0;     ///< int32
   std::size_t tile_bits = 0;         ///< uint32 [rows_k / 32]: a cut k tile begins at the key
@@ -130,20 +140,22 @@ struct DeviceBackwardLayout {
   std::size_t works = 0;       ///< KeyTile [max_tiles], by their keys
   std::size_t components = 0;  ///< int32 [max_tiles], of works: that of the first record, or -1
   std::size_t places = 0;      ///< int32 [max_tiles], of works: places in the list
-  std::size_t items = 0;       ///< int32 [max_tiles * heads_kv]: the list's order of items
+  std::size_t items = 0;       ///< int32 [max_items]: places in the frame, in the list's order
   std::size_t sort_keys = 0;   ///< uint64 [2, max_tiles]
-  std::size_t component_keys = 0;  ///< ComponentKey [max_tiles], where the k tiles are few
-  std::size_t by_component = 0;    ///< uint64 [max_tiles]: sort keys in the order of these
-  std::size_t tiles = 0;           ///< KeyTile [max_tiles]: the list
-  std::size_t records = 0;         ///< KeyRecord [record_capacity]: the list
-  std::size_t marks = 0;           ///< RecordMark [record_capacity]
-  std::size_t runs = 0;            ///< SemaphoreRun [run_capacity]: the list
+  std::size_t component_keys = 0;   ///< ComponentKey [max_tiles], where the k tiles are few
+  std::size_t by_component = 0;     ///< uint64 [max_tiles]: sort keys in the order of these
+  std::size_t component_steps = 0;  ///< int32 [max_tiles]: steps of their component's longest
+  std::size_t tiles = 0;            ///< KeyTile [max_tiles]: the list
+  std::size_t records = 0;          ///< KeyRecord [record_capacity]: the list
+  std::size_t marks = 0;            ///< RecordMark [record_capacity]
+  std::size_t runs = 0;             ///< SemaphoreRun [run_capacity]: the list
   std::size_t size_bytes = 0;
   bool has_bins = false;
 
   /// Whether the whole device sorts them.
   bool has_few_tiles() const { return max_tiles <= kMostRankedKeys; }
 };
+static_assert(kMostPlainSplitTiles == kMostRankedKeys);
 
 /// Throws InvalidArgument naming what is not allowed.
 DeviceBackwardLayout device_backward_layout(const DeviceBackwardShape& shape);

@@ -10,17 +10,36 @@ inline constexpr int kRunWarps = kRunThreads / kWarpLanes;
 inline constexpr int kValuesPerThread = 8;
 inline constexpr std::int32_t kRunWindow = kRunThreads * kValuesPerThread;  ///< semaphores
 /// Records that a warp compares with one another: one per lane.
-inline constexpr std::int32_t kFewBefore = kWarpLanes;
+inline constexpr std::int32_t kFewOthers = kMostPlainOthers;
+static_assert(kFewOthers == kWarpLanes);
+
+/// The semaphores that another record shares with a warp's.
+struct SharedRange {
+  std::int32_t begin;
+  std::int32_t end;
+  std::int32_t is_before;  ///< 1: it adds before the warp's, 0: after it
+};
 
 struct RunShared {
-  Range before[kRunWarps][kFewBefore];  ///< semaphores of the records before a warp's
-  std::int32_t num_runs[kRunWarps];     ///< of a warp's record; kMany: for the block
-  std::int32_t begins[kRunWarps];       ///< where they lie, or -1
-  std::int32_t changes[kRunWindow];     ///< of the value, from one semaphore to the next
+  SharedRange others[kRunWarps][kFewOthers];
+  std::int32_t num_runs[kRunWarps];  ///< of a warp's record; kMany: for the block
+  std::int32_t begins[kRunWarps];    ///< where they lie, or -1
+  std::int32_t changes[kRunWindow];  ///< of the value, from one semaphore to the next
   std::int32_t run_begin;
   ScanStorage<std::int32_t, kRunThreads> scan;
   static constexpr std::int32_t kMany = -1;
 };
+
+/// Sums without an order are all clear when the first record adds, like those of several
+/// components.
+__device__ __forceinline__ void share_sums(const BackwardBuild& build) {
+  const auto stride = static_cast<std::int32_t>(gridDim.x * blockDim.x);
+#pragma unroll 1
+  for (auto i = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
+       i < build.num_q_tiles; i += stride) {
+    if (build.tile_components[i] == 1) build.tile_components[i] = 2;
+  }
+}
 
 /// A record, and which others add to dQ before it.
 struct OrderedRecord {
@@ -59,48 +78,57 @@ __device__ __forceinline__ std::int32_t reserve_runs(const BackwardBuild& build,
 }
 
 /// Finds how many records add to a semaphore of a record before it, where these are few: a warp
-/// for each record, whose lanes each hold one of those before. Where one of them begins or ends
-/// over the record's semaphores a run begins, unless as many begin there as end.
+/// for each record, whose lanes each hold one of those. If the main kernel converts sums they hold
+/// those that add after it too. A run begins where one of them begins or ends over the record's
+/// semaphores, if the number of those before changes there, or whether the addition is the last.
 class FewRunsWriter {
  public:
   __device__ FewRunsWriter(RunShared& shared, const BackwardBuild& build)
-      : before_(shared.before[warp_index()]), build_(build) {}
+      : others_(shared.others[warp_index()]),
+        build_(build),
+        is_converting_(build.header->is_converting != 0) {}
 
-  /// Returns how many runs the record has; RunShared::kMany: too many records are before it.
+  /// Returns how many runs the record has; RunShared::kMany: it shares semaphores with too many.
   __device__ std::int32_t count(const OrderedRecord& record) {
     const RecordMark mark = record.mark;
-    const std::int32_t num_before = find_before(record);
-    if (num_before > kFewBefore) return RunShared::kMany;
-    Range own;
-    const bool is_own = lane_index() < num_before;
-    if (is_own) own = before_[lane_index()];
-    bool is_first[2] = {is_own && own.begin > mark.semaphore_begin,
-                        is_own && own.end < mark.semaphore_end};
+    num_others_ = find_others(record);
+    if (num_others_ > kFewOthers) return RunShared::kMany;
+    if (is_converting_) is_converting_ = may_convert(mark);
+    SharedRange own{};
+    const bool is_own = lane_index() < num_others_;
+    if (is_own) own = others_[lane_index()];
     at_[0] = own.begin;
     at_[1] = own.end;
-    std::int32_t changes[2] = {0, 0};
-    values_[0] = values_[1] = first_value_ = 0;
+    bool is_first[2] = {is_own && own.begin > mark.semaphore_begin,
+                        is_own && own.end < mark.semaphore_end};
+    Change changes[2];
+    values_[0] = values_[1] = first_ = {};
 #pragma unroll 1
-    for (std::int32_t i = 0; i < num_before; ++i) {
-      const Range other = before_[i];
-      first_value_ += other.begin == mark.semaphore_begin ? 1 : 0;
+    for (std::int32_t i = 0; i < num_others_; ++i) {
+      const SharedRange other = others_[i];
+      first_.add(other, other.begin == mark.semaphore_begin ? 1 : 0);
       const bool is_earlier = i < lane_index();
       is_first[0] &= !(is_earlier && other.begin == at_[0]);
       is_first[1] &= other.begin != at_[1] && !(is_earlier && other.end == at_[1]);
 #pragma unroll
       for (int end = 0; end < 2; ++end) {
-        changes[end] += (other.begin == at_[end] ? 1 : 0) - (other.end == at_[end] ? 1 : 0);
-        values_[end] += (other.begin <= at_[end] ? 1 : 0) - (other.end <= at_[end] ? 1 : 0);
+        changes[end].add(other,
+                         (other.begin == at_[end] ? 1 : 0) - (other.end == at_[end] ? 1 : 0));
+        values_[end].add(other,
+                         (other.begin <= at_[end] ? 1 : 0) - (other.end <= at_[end] ? 1 : 0));
       }
     }
 #pragma unroll
     for (int end = 0; end < 2; ++end) {
-      runs_[end] = __ballot_sync(kFullWarp, is_first[end] && changes[end] != 0);
+      const bool was_last = is_converting_ && values_[end].after == changes[end].after;
+      const bool is_new = changes[end].before != 0 || was_last != is_last(values_[end]);
+      runs_[end] = __ballot_sync(kFullWarp, is_first[end] && is_new);
     }
     return 1 + __popc(runs_[0]) + __popc(runs_[1]);
   }
 
-  /// Writes the runs of the record that has been counted from place `begin` on.
+  /// Writes the runs of the record that has been counted from place `begin` on, and tells of the
+  /// sums that the main kernel converts.
   __device__ void write(const OrderedRecord& record, std::int32_t begin) const {
     std::int32_t places[2] = {begin + 1, begin + 1};
 #pragma unroll
@@ -113,38 +141,85 @@ class FewRunsWriter {
         places[1] += other < at_[1] ? 1 : 0;
       }
     }
-    const std::int32_t component = record.mark.component;
+    const RecordMark mark = record.mark;
 #pragma unroll
     for (int end = 0; end < 2; ++end) {
       if ((runs_[end] >> lane_index() & 1) != 0) {
-        write_run(places[end], at_[end] - component, values_[end], component);
+        write_run(places[end], mark.component, at_[end], values_[end]);
       }
     }
+    for_each_converted(mark, [&](std::int32_t semaphore) {
+      build_.converted_tiles[semaphore - mark.component] = 1;
+    });
     if (lane_index() != 0) return;
-    write_run(begin, record.mark.semaphore_begin - component, first_value_, component);
+    write_run(begin, mark.component, mark.semaphore_begin, first_);
     build_.records[record.index].run_begin = begin;
     build_.records[record.index].run_end = begin + 1 + __popc(runs_[0]) + __popc(runs_[1]);
   }
 
  private:
-  /// Keeps the semaphores of the records before, cut to those of the record. Returns how many
-  /// records there are, at least kFewBefore + 1 where there are too many.
-  __device__ std::int32_t find_before(const OrderedRecord& record) const {
+  /// Additions to a semaphore before the record's and after it, or by how many they change there.
+  struct Change {
+    std::int32_t before = 0;
+    std::int32_t after = 0;
+
+    __device__ __forceinline__ void add(const SharedRange& other, std::int32_t count) {
+      before += other.is_before != 0 ? count : 0;
+      after += other.is_before != 0 ? 0 : count;
+    }
+  };
+
+  __device__ bool is_last(const Change& additions) const {
+    return is_converting_ && additions.after == 0;
+  }
+
+  /// Calls visit(semaphore) in a lane for each that nobody adds to after the record, if it
+  /// converts any.
+  template <typename Visit>
+  __device__ void for_each_converted(const RecordMark& mark, Visit visit) const {
+    if (!is_converting_) return;
+#pragma unroll 1
+    for (std::int32_t first = mark.semaphore_begin; first < mark.semaphore_end;
+         first += kWarpLanes) {
+      const std::int32_t semaphore = first + lane_index();
+      bool is_shared = semaphore >= mark.semaphore_end;
+#pragma unroll 1
+      for (std::int32_t i = 0; i < num_others_; ++i) {
+        const SharedRange other = others_[i];
+        is_shared |= other.is_before == 0 && other.begin <= semaphore && semaphore < other.end;
+      }
+      if (!is_shared) visit(semaphore);
+    }
+  }
+
+  /// Whether the record has the steps for as many conversions as it would make.
+  __device__ bool may_convert(const RecordMark& mark) const {
+    unsigned count = 0;
+    for_each_converted(mark, [&](std::int32_t) { ++count; });
+    const auto all = static_cast<std::int64_t>(__reduce_add_sync(kFullWarp, count));
+    return mark.semaphore_end - mark.semaphore_begin >= build_.rule.conversion_distance * all;
+  }
+
+  /// Keeps the semaphores of the records before, and of those after that matter, cut to those of
+  /// the record. Returns how many there are, at least kFewOthers + 1 where there are too many.
+  __device__ std::int32_t find_others(const OrderedRecord& record) const {
     const RecordMark mark = record.mark;
     std::int32_t count = 0;
 #pragma unroll 1
     for (std::int32_t first = record.of_component.begin;
-         first < record.of_component.end && count <= kFewBefore; first += kWarpLanes) {
+         first < record.of_component.end && count <= kFewOthers; first += kWarpLanes) {
       const std::int32_t i = first + lane_index();
       RecordMark other;
       if (i < record.of_component.end) other = build_.marks[i];
-      const bool is_before = other.semaphore_begin < mark.semaphore_end &&
-                             other.semaphore_end > mark.semaphore_begin && i != record.index &&
-                             record.is_behind(build_, other, i);
-      const unsigned found = __ballot_sync(kFullWarp, is_before);
+      const bool meets = other.semaphore_begin < mark.semaphore_end &&
+                         other.semaphore_end > mark.semaphore_begin && i != record.index;
+      const bool is_before = meets && record.is_behind(build_, other, i);
+      const bool matters = is_before || (meets && is_converting_);
+      const unsigned found = __ballot_sync(kFullWarp, matters);
       const std::int32_t place = count + __popc(found & ((1u << lane_index()) - 1));
-      if (is_before && place < kFewBefore) {
-        before_[place] = {max(other.semaphore_begin, mark.semaphore_begin), other.semaphore_end};
+      if (matters && place < kFewOthers) {
+        others_[place] = {max(other.semaphore_begin, mark.semaphore_begin), other.semaphore_end,
+                          is_before ? 1 : 0};
       }
       count += __popc(found);
     }
@@ -152,21 +227,24 @@ class FewRunsWriter {
     return count;
   }
 
-  __device__ void write_run(std::int32_t place, std::int32_t q_tile, std::int32_t value,
-                            std::int32_t component) const {
+  __device__ void write_run(std::int32_t place, std::int32_t component, std::int32_t semaphore,
+                            const Change& additions) const {
     SemaphoreRun run;
-    run.q_tile = q_tile;
-    run.value = value;
+    run.q_tile = semaphore - component;
+    run.value = additions.before;
     run.component = component;
+    run.is_last = is_last(additions) ? 1 : 0;
     build_.runs[place] = run;
   }
 
-  Range* before_;
+  SharedRange* others_;
   const BackwardBuild& build_;
-  std::int32_t at_[2];        ///< where the lane's record begins and ends
-  std::int32_t values_[2];    ///< there
-  unsigned runs_[2];          ///< a bit for each lane at whose record's begin, end a run begins
-  std::int32_t first_value_;  ///< at the record's first semaphore
+  bool is_converting_;  ///< the record ends sums that the main kernel converts
+  std::int32_t num_others_ = 0;
+  std::int32_t at_[2];  ///< where the lane's record begins and ends
+  Change values_[2];    ///< there
+  Change first_;        ///< at the record's first semaphore
+  unsigned runs_[2];    ///< a bit for each lane at whose record's begin, end a run begins
 };
 
 /// Finds the same where many records are before it, by a block: they begin and end over its

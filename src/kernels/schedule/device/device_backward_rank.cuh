@@ -68,20 +68,47 @@ __device__ __forceinline__ void rank_tiles(void* room, std::int32_t (&places)[kR
     rank_keys(build.sort_keys[1], num_tiles, static_cast<std::uint64_t*>(room), places,
               [&](std::uint64_t key, std::int32_t place) { build.sort_keys[0][place] = key; });
   } else {
-    rank_keys(
-        build.component_keys, num_tiles, static_cast<ComponentKey*>(room), places,
-        [&](const ComponentKey& key, std::int32_t place) { build.by_component[place] = key.tile; });
+    rank_keys(build.component_keys, num_tiles, static_cast<ComponentKey*>(room), places,
+              [&](const ComponentKey& key, std::int32_t place) {
+                build.by_component[place] = key.tile;
+                build.component_steps[place] =
+                    kMaxTileCost - static_cast<std::int32_t>(key.component >> 32);
+              });
   }
 }
 
 inline constexpr std::int32_t kArrangedTiles = 64;  ///< that a block writes
 inline constexpr std::int32_t kKeysPerThread = kMostRankedKeys / kRankThreads;
 
+/// Counts of k tiles by their splits, up to kMostRankedKeys of each.
+struct SplitCounts {
+  static constexpr int kBits = 16;
+  static_assert(kMostRankedKeys < 1 << kBits && kPlainSplits * kBits == 64);
+  std::uint64_t packed = 0;
+
+  __device__ __forceinline__ void add(std::int32_t split) {
+    packed += std::uint64_t{1} << (kBits * split);
+  }
+  __device__ __forceinline__ std::int32_t of(std::int32_t split) const {
+    return static_cast<std::int32_t>(packed >> (kBits * split) & ((1u << kBits) - 1));
+  }
+  /// k tiles of more splits.
+  __device__ __forceinline__ std::int32_t above(std::int32_t split) const {
+    std::int32_t count = 0;
+#pragma unroll
+    for (std::int32_t i = 1; i < kPlainSplits; ++i) count += i > split ? of(i) : 0;
+    return count;
+  }
+};
+
 struct ArrangeShared {
   ScanStorage<std::int64_t, kRankThreads> steps;
-  ScanStorage<std::int32_t, kRankThreads> heads;
-  PlainOrder order;
+  ScanStorage<std::uint64_t, kRankThreads> splits;
+  ListOrder order;
+  PlainWalk walk;
+  std::int64_t wanted;  ///< cost of the tail
   std::int32_t tail_begin;
+  std::int64_t front_steps;
   std::uint64_t tail_key;               ///< the tail's first
   std::int32_t tiles[kMostRankedKeys];  ///< by place
 };
@@ -116,6 +143,7 @@ class TileArranger {
     }
     if (threadIdx.x == 0) {
       shared_.tail_begin = 0;
+      shared_.front_steps = 0;
       shared_.tail_key = ~std::uint64_t{0};
     }
   }
@@ -127,7 +155,7 @@ class TileArranger {
     return kMaxTileCost - static_cast<std::int64_t>(key >> 32);
   }
 
-  /// Finds which k tiles are the tail, and how the items in front of it lie.
+  /// Finds how items walk and which k tiles are the tail.
   __device__ void find_tail() {
     std::int64_t steps = 0;
 #pragma unroll
@@ -136,75 +164,118 @@ class TileArranger {
     }
     const auto scan = scan_block<kRankThreads>(steps, shared_.steps);
     const PlainRule& rule = build_.rule;
-    const std::int64_t wanted = plain_tail_cost(rule, build_.header->max_cost);
-    std::int64_t head_steps = scan.before;
-    unsigned head_tiles = 0;
+    if (threadIdx.x == 0) {
+      shared_.walk = walk_of(build_, scan.total);
+      shared_.wanted = plain_tail_cost(rule, shared_.walk, build_.header->max_cost);
+    }
+    __syncthreads();
+    const std::int64_t wanted = shared_.wanted;
+    std::int64_t front_steps = scan.before;
+    unsigned front_tiles = 0;
 #pragma unroll
     for (std::int32_t i = 0; i < kKeysPerThread; ++i) {
       if (begin_ + i >= end_) break;
-      const std::int64_t up_to = head_steps + steps_of(keys_[i]);
+      const std::int64_t up_to = front_steps + steps_of(keys_[i]);
       const std::int64_t behind = (scan.total - up_to) * rule.groups +
                                   std::int64_t{num_tiles_ - begin_ - i - 1} * rule.overhead;
       if (behind * rule.heads_kv < wanted) break;
-      ++head_tiles;
-      head_steps = up_to;
+      ++front_tiles;
+      front_steps = up_to;
     }
     __syncwarp();
-    const unsigned of_warp = __reduce_add_sync(kFullWarp, head_tiles);
+    const unsigned of_warp = __reduce_add_sync(kFullWarp, front_tiles);
     if (lane_index() == 0) atomicAdd(&shared_.tail_begin, static_cast<std::int32_t>(of_warp));
     __syncthreads();
-    describe_tail(scan.total, head_steps);
-    __syncthreads();
-  }
-
-  /// `head_steps`: of the k tiles in front of the tail, up to the thread's last.
-  __device__ void describe_tail(std::int64_t all_steps, std::int64_t head_steps) {
     const std::int32_t tail_begin = shared_.tail_begin;
     if (begin_ <= tail_begin && tail_begin < end_) {
       shared_.tail_key = build_.sort_keys[0][tail_begin];
     }
-    const bool is_last_of_head = begin_ < tail_begin && tail_begin <= end_;
-    if (!is_last_of_head && (tail_begin > 0 || threadIdx.x > 0)) return;
-    const PlainSums sums{all_steps, static_cast<std::int64_t>(build_.header->longest_steps)};
-    shared_.order = {num_tiles_, tail_begin,
-                     plain_section_heads(build_.rule, sums, tail_begin, head_steps)};
-  }
-
-  /// Places those in front of the tail as they lie by component, and the others by steps.
-  __device__ void place_tiles() {
-    const std::uint64_t tail_key = shared_.tail_key;
-    std::int32_t count = 0;
-#pragma unroll
-    for (std::int32_t i = 0; i < kKeysPerThread; ++i) {
-      if (begin_ + i < end_ && component_keys_[i] < tail_key) ++count;
-    }
-    std::int32_t place = scan_block<kRankThreads>(count, shared_.heads).before;
-#pragma unroll
-    for (std::int32_t i = 0; i < kKeysPerThread; ++i) {
-      if (begin_ + i >= end_) break;
-      if (component_keys_[i] < tail_key) shared_.tiles[place++] = tile_of(component_keys_[i]);
-      if (keys_[i] >= tail_key) shared_.tiles[begin_ + i] = tile_of(keys_[i]);
-    }
+    if (begin_ < tail_begin && tail_begin <= end_) shared_.front_steps = front_steps;
     __syncthreads();
   }
 
+  /// The splits of the k tiles in front of the tail, a field of kSplitBits for each in the order by
+  /// components.
+  __device__ unsigned splits_in_front() const {
+    unsigned splits = 0;
+#pragma unroll
+    for (std::int32_t i = 0; i < kKeysPerThread; ++i) {
+      if (begin_ + i >= end_) break;
+      const std::int64_t steps = shared_.walk.is_uneven ? build_.component_steps[begin_ + i]
+                                                        : steps_of(component_keys_[i]);
+      const auto split =
+          static_cast<unsigned>(plain_split(build_.rule, shared_.walk, steps, false));
+      splits |= split << (kSplitBits * i);
+    }
+    return splits;
+  }
+
+  /// Places those in front of the tail as they lie by component, those of more splits first, and
+  /// the others by steps.
+  __device__ void place_tiles() {
+    const std::uint64_t tail_key = shared_.tail_key;
+    const unsigned splits = splits_in_front();
+    const auto split_at = [&](std::int32_t i) {
+      return static_cast<std::int32_t>(splits >> (kSplitBits * i) & ((1u << kSplitBits) - 1));
+    };
+    SplitCounts own;
+    SplitCounts of_tail;
+#pragma unroll
+    for (std::int32_t i = 0; i < kKeysPerThread; ++i) {
+      if (begin_ + i >= end_) break;
+      if (component_keys_[i] < tail_key) own.add(split_at(i));
+      if (keys_[i] >= tail_key) {
+        of_tail.add(plain_split(build_.rule, shared_.walk, steps_of(keys_[i]), true));
+      }
+    }
+    const auto scan = scan_block<kRankThreads>(own.packed, shared_.splits);
+    of_tail.packed = scan_block<kRankThreads>(of_tail.packed, shared_.splits).total;
+    const SplitCounts all{scan.total};
+    SplitCounts before{scan.before};
+#pragma unroll
+    for (std::int32_t i = 0; i < kKeysPerThread; ++i) {
+      if (begin_ + i >= end_) break;
+      if (component_keys_[i] < tail_key) {
+        const std::int32_t split = split_at(i);
+        shared_.tiles[all.above(split) + before.of(split)] = tile_of(component_keys_[i]);
+        before.add(split);
+      }
+      if (keys_[i] >= tail_key) shared_.tiles[begin_ + i] = tile_of(keys_[i]);
+    }
+    if (threadIdx.x == 0) make_order(all, of_tail);
+    __syncthreads();
+  }
+
+  __device__ void make_order(const SplitCounts& in_front, const SplitCounts& in_tail) const {
+    PlainCounts counts;
+#pragma unroll
+    for (std::int32_t i = 0; i < kPlainSplits; ++i) {
+      counts.in_front[i] = in_front.of(i);
+      counts.in_tail[i] = in_tail.of(i);
+    }
+    shared_.order.make(build_, shared_.walk, counts, shared_.front_steps);
+    if (blockIdx.x == 0) shared_.order.report(build_, shared_.walk);
+  }
+
   __device__ void write() const {
-    const std::int32_t heads = build_.rule.heads_kv;
-    const std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kArrangedTiles;
-    const std::int32_t place = first + static_cast<std::int32_t>(threadIdx.x) % kArrangedTiles;
-    if (place >= num_tiles_) return;
-    if (threadIdx.x < kArrangedTiles) {
+    // Not kept till here: registers are few.
+    const TileSpan& last = shared_.order.spans[kPlainSpans - 1];
+    const std::int32_t num_tiles = last.tile_begin + last.num_tiles;
+    const std::int32_t place = static_cast<std::int32_t>(blockIdx.x) * kArrangedTiles +
+                               static_cast<std::int32_t>(threadIdx.x);
+    if (threadIdx.x < kArrangedTiles && place < num_tiles) {
       const std::int32_t tile = shared_.tiles[place];
       build_.tiles[place] = build_.works[tile];
       build_.places[tile] = place;
     }
-    const PlainOrder order = shared_.order;
-#pragma unroll 1
-    for (auto head = static_cast<std::int32_t>(threadIdx.x) / kArrangedTiles; head < heads;
-         head += kRankThreads / kArrangedTiles) {
-      build_.items[plain_item(order, heads, place, head)] = place * heads + head;
-    }
+    const std::int32_t blocks = (num_tiles - 1) / kArrangedTiles + 1;  // that write
+    shared_.order.write_items(build_,
+                              static_cast<std::int32_t>(blockIdx.x * kRankThreads + threadIdx.x),
+                              blocks * kRankThreads);
   }
+
+  static constexpr int kSplitBits = 2;
+  static_assert(kPlainSplits == 1 << kSplitBits && kKeysPerThread * kSplitBits <= 32);
 
   ArrangeShared& shared_;
   const BackwardBuild& build_;

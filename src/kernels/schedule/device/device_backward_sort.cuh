@@ -14,7 +14,9 @@ struct PlainSortShared {
   std::uint64_t* keys;       ///< the first ones, sorted
   std::uint64_t* room;       ///< for as many keys
   std::uint64_t* tail_keys;  ///< those behind, where the first sort has left them
-  PlainOrder order;
+  ListOrder order;
+  PlainWalk walk;
+  std::int64_t wanted;  ///< cost of the tail
 
   __device__ PlainSortShared() {}
 };
@@ -98,16 +100,23 @@ class PlainSorter {
     }
     add_of_warp(header.longest_steps, longest);
     const auto scan = scan_cluster(shared_.steps, steps, std::int64_t{0}, Sum{});
+    // The sum of the longest is whole behind the barriers of the scan, those of the head are not.
+    if (threadIdx.x == 0) {
+      shared_.walk = walk_of(build_, scan.total);
+      shared_.wanted = plain_tail_cost(build_.rule, shared_.walk, header.max_cost);
+    }
+    __syncthreads();
     add_head(share, scan.total - scan.before);
     cooperative_groups::this_cluster().sync();
     if (threadIdx.x == 0) {
-      const PlainSums sums{scan.total, static_cast<std::int64_t>(__ldcg(&header.longest_steps))};
-      PlainOrder& order = shared_.order;
-      order.num_tiles = num_tiles();
+      ListOrder& order = shared_.order;
       order.tail_begin = static_cast<std::int32_t>(__ldcg(&header.head_tiles));
-      order.section_heads =
-          plain_section_heads(build_.rule, sums, order.tail_begin,
-                              static_cast<std::int64_t>(__ldcg(&header.head_steps)));
+      PlainCounts counts;  // lists of so many k tiles have no splits
+      counts.in_front[0] = order.tail_begin;
+      counts.in_tail[0] = num_tiles() - order.tail_begin;
+      order.make(build_, shared_.walk, counts,
+                 static_cast<std::int64_t>(__ldcg(&header.head_steps)));
+      if (thread_of_cluster() == 0) order.report(build_, shared_.walk);
     }
     __syncthreads();
   }
@@ -115,7 +124,7 @@ class PlainSorter {
   /// Adds the k tiles of a share that lie in front of the tail; `steps`: from the share on.
   __device__ void add_head(const Range& share, std::int64_t steps) const {
     const PlainRule& rule = build_.rule;
-    const std::int64_t wanted = plain_tail_cost(rule, build_.header->max_cost);
+    const std::int64_t wanted = shared_.wanted;
     std::int64_t head_tiles = 0;
     std::int64_t head_steps = 0;
 #pragma unroll 1
@@ -148,19 +157,14 @@ class PlainSorter {
   }
 
   __device__ void write() const {
-    const PlainOrder order = shared_.order;
+    const std::int32_t tail_begin = shared_.order.tail_begin;
 #pragma unroll 1
     for (std::int32_t i = thread_of_cluster(); i < num_tiles(); i += kOrderCtas * kOrderThreads) {
-      const std::int32_t tile =
-          tile_of(i < order.tail_begin ? shared_.keys[i] : shared_.tail_keys[i]);
+      const std::int32_t tile = tile_of(i < tail_begin ? shared_.keys[i] : shared_.tail_keys[i]);
       build_.tiles[i] = build_.works[tile];
       build_.places[tile] = i;
-#pragma unroll 1
-      for (std::int32_t head = 0; head < build_.rule.heads_kv; ++head) {
-        const std::int64_t item = plain_item(order, build_.rule.heads_kv, i, head);
-        build_.items[item] = i * build_.rule.heads_kv + head;
-      }
     }
+    shared_.order.write_items(build_, thread_of_cluster(), kOrderCtas * kOrderThreads);
   }
 
   PlainSortShared& shared_;

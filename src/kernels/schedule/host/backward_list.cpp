@@ -149,7 +149,9 @@ BackwardList build_searched_list(const BackwardProblem& problem, std::span<const
   for (const std::int32_t tile : schedule.order) {
     list.tiles.push_back(tiling.tiles[static_cast<std::size_t>(tile)]);
   }
-  order_dq(list, tiling.component_of, costs.walk.conversion_distance);
+  std::optional<Conversions> conversions;
+  if (costs.walk.conversion_distance) conversions = {.distance = *costs.walk.conversion_distance};
+  order_dq(list, tiling.component_of, conversions);
   if (!problem.coming.empty()) {
     list.segments = key_segments(problem.coming, problem.rows_k);
     list.arrivals =
@@ -163,7 +165,8 @@ BackwardList build_searched_list(const BackwardProblem& problem, std::span<const
 std::int64_t BackwardList::num_slots() const {
   std::int64_t slots = 0;
   for (const TileSpan& span : spans) {
-    slots += std::int64_t{span.block_tiles} * span.slot_heads;
+    const std::int64_t end = span.slot_begin + std::int64_t{span.block_tiles} * span.slot_heads;
+    slots = std::max(slots, end);
   }
   return slots;
 }

@@ -57,6 +57,7 @@ struct BackwardOutcome {
   std::int32_t num_items = 0;
   std::int32_t is_overflowing = 0;  ///< its records or semaphore runs exceed the capacity
   std::int32_t has_unseen = 0;      ///< there are rows that nobody sees
+  std::int32_t is_ordered = 0;      ///< see BackwardList
 };
 
 /// Keys [key_begin, key_end), at most BackwardTileShape::keys, and their records. Tiles without
@@ -142,6 +143,10 @@ struct BackwardList {
     return problem.rows_q == 0 ? 0 : (problem.rows_q - 1) / tile_tokens + 1;
   }
   std::int64_t num_items() const { return spans.empty() ? 0 : spans.back().item_end; }
+  /// k tiles, those that the frame of a list has room for too.
+  std::int64_t num_tiles() const {
+    return spans.empty() ? 0 : std::int64_t{spans.back().tile_begin} + spans.back().num_tiles;
+  }
   /// The item at place `index` of the order in which they are handed out.
   BackwardItem item(std::int64_t index) const {
     return backward_item(spans.data(), problem.heads_kv, static_cast<std::uint32_t>(index));
@@ -167,12 +172,11 @@ struct BackwardList {
   /// Decisions of each k tile and kv head, items deferred, those of them handed out, their words.
   std::int64_t num_late_counters() const {
     if (!awaits_keys()) return 0;
-    return std::int64_t(tiles.size()) * problem.heads_kv + 2 + num_late_words();
+    return num_tiles() * problem.heads_kv + 2 + num_late_words();
   }
   /// Semaphores, splits done of each k tile and kv head by each warpgroup, items handed out.
   std::int64_t num_counters() const {
-    return std::int64_t{head_groups} * num_semaphores() +
-           2 * std::int64_t(tiles.size()) * problem.heads_kv + 1;
+    return std::int64_t{head_groups} * num_semaphores() + 2 * num_tiles() * problem.heads_kv + 1;
   }
 };
 

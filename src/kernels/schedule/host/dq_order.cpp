@@ -9,7 +9,6 @@
 #include <numeric>
 
 #include "kernels/schedule/host/query_run.hpp"
-#include "kernels/schedule/host/schedule_cost.hpp"
 
 namespace magi {
 namespace {
@@ -104,24 +103,46 @@ RecordTiles find_last_tiles(const BackwardList& list, std::span<const std::int32
   return last;
 }
 
+/// Counts for each record the others that share sums with it, if all are of one component.
+std::vector<std::int64_t> count_others(const BackwardList& list) {
+  std::vector<QueryRun> runs(list.records.size());
+  std::vector<std::int32_t> begins;
+  std::vector<std::int32_t> ends;
+  for (const KeyTile& tile : list.tiles) {
+    for (std::int32_t i = tile.record_begin; i < tile.record_end; ++i) {
+      const auto record = static_cast<std::size_t>(i);
+      runs[record] = run_of(list, tile, list.records[record]);
+      begins.push_back(runs[record].tile_begin);
+      ends.push_back(runs[record].tile_end);
+    }
+  }
+  std::ranges::sort(begins);
+  std::ranges::sort(ends);
+  std::vector<std::int64_t> others;
+  for (const QueryRun& run : runs) {
+    const auto begun = std::ranges::lower_bound(begins, run.tile_end) - begins.begin();
+    const auto ended = std::ranges::upper_bound(ends, run.tile_begin) - ends.begin();
+    others.push_back(begun - ended - 1);
+  }
+  return others;
+}
+
 /// Marks the q tiles whose sums the main kernel does not convert: those that have not exactly one
-/// component, and those that end in k tiles with too few steps for as many conversions.
+/// component, and those that end in records that convert none.
 std::vector<char> find_left_tiles(const BackwardList& list, const RecordTiles& last,
-                                  std::int64_t conversion_distance) {
+                                  const Conversions& conversions) {
+  const std::vector<std::int64_t> others = count_others(list);
   std::vector<char> is_left;
   for (const std::int32_t components : list.tile_components) is_left.push_back(components != 1);
-  const std::vector<std::int64_t> steps =
-      count_steps(list.tiles, list.records, list.shape.keys, list.tile_tokens);
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    const auto first = last.begin() + list.tiles[i].record_begin;
-    const auto end = last.begin() + list.tiles[i].record_end;
-    std::int64_t conversions = 0;
-    for (auto record = first; record != end; ++record) {
-      for (const Range& range : *record) conversions += range.end - range.begin;
-    }
-    if (steps[i] >= conversion_distance * conversions) continue;
-    for (auto record = first; record != end; ++record) {
-      for (const Range& range : *record) {
+  for (const KeyTile& tile : list.tiles) {
+    for (std::int32_t i = tile.record_begin; i < tile.record_end; ++i) {
+      const auto record = static_cast<std::size_t>(i);
+      const QueryRun run = run_of(list, tile, list.records[record]);
+      std::int64_t count = 0;
+      for (const Range& range : last[record]) count += range.size();
+      const bool has_steps = run.tile_end - run.tile_begin >= conversions.distance * count;
+      if (has_steps && others[record] <= conversions.most_others) continue;
+      for (const Range& range : last[record]) {
         std::fill(is_left.begin() + range.begin, is_left.begin() + range.end, char{1});
       }
     }
@@ -146,9 +167,9 @@ std::vector<Range> without_left(const std::vector<Range>& ranges,
 /// Decides what the main kernel converts: fills is_converting and left_tiles, and returns for each
 /// record the q tiles whose sums it ends and converts.
 RecordTiles choose_conversions(BackwardList& list, std::span<const std::int32_t> component_of,
-                               std::int64_t conversion_distance) {
+                               const Conversions& conversions) {
   RecordTiles last = find_last_tiles(list, component_of);
-  const std::vector<char> is_left = find_left_tiles(list, last, conversion_distance);
+  const std::vector<char> is_left = find_left_tiles(list, last, conversions);
   for (std::vector<Range>& ranges : last) ranges = without_left(ranges, is_left);
   const auto num_left = std::count(is_left.begin(), is_left.end(), char{1});
   list.is_converting = num_left < std::ssize(is_left);
@@ -238,11 +259,11 @@ std::vector<std::int32_t> find_components(std::span<const KeyRecord> records) {
 }
 
 void order_dq(BackwardList& list, std::span<const std::int32_t> component_of,
-              std::optional<std::int64_t> conversion_distance) {
+              const std::optional<Conversions>& conversions) {
   count_components(list, component_of);
   count_additions(list);
   RecordTiles last;
-  if (conversion_distance) last = choose_conversions(list, component_of, *conversion_distance);
+  if (conversions) last = choose_conversions(list, component_of, *conversions);
   SemaphoreValues values(list.num_semaphores());
   std::vector<SemaphoreRun>& runs = list.semaphore_runs;
   std::vector<SemaphoreRun> uncut;
@@ -257,7 +278,7 @@ void order_dq(BackwardList& list, std::span<const std::int32_t> component_of,
                         uncut.push_back({semaphore - component, value, component});
                       });
       std::span<const Range> converted;
-      if (conversion_distance) converted = last[static_cast<std::size_t>(i)];
+      if (conversions) converted = last[static_cast<std::size_t>(i)];
       record.run_begin = static_cast<std::int32_t>(runs.size());
       for (std::size_t j = 0; j < uncut.size(); ++j) {
         const std::int32_t end = j + 1 < uncut.size() ? uncut[j + 1].q_tile : run.tile_end;

@@ -10,21 +10,27 @@
 // The plain schedule of the backward: made by one rule, without a search, from sums, maxima and
 // sorts of integers alone. So it can be made anywhere, and in any order of its parts.
 //
-//   heads     as many packed as divide those of a kv head: then q tiles have the fewest tokens
+//   heads     packed by the number of slices: documents have less to walk if q tiles have few
+//             tokens, and what few slices see is split and walked head by head
 //   k tiles   cut on a plain grid or where slices begin, whatever has the lower cost
-//   order     see plain_rule.hpp; no k tile is split
-//   dQ        sums are taken in the order of the list
+//   order     see plain_rule.hpp
+//   dQ        sums are taken in the order of the list if the caller asks for equal bits, and under
+//             narrow masks
 namespace magi {
 
 /// A k tile with more parts keeps them as they are.
 inline constexpr std::int32_t kMostPlainParts = 128;
 
-/// Packed heads of a plain list: the largest power of two up to 16 that divides the heads of a kv
-/// head.
-std::int32_t plain_packed_heads(std::int32_t heads_per_kv);
+/// Packed heads of a plain list: 1 if slices have 1,536 keys and more on average, else the largest
+/// power of two up to 4 that leaves a kv head two groups.
+std::int32_t plain_packed_heads(const BackwardProblem& problem, std::int64_t num_slices);
+
+/// k tiles of any way to cut the keys: a slice makes one more at most.
+std::int64_t most_plain_tiles(const BackwardProblem& problem, const BackwardTileShape& shape,
+                              std::int64_t num_slices);
 
 PlainRule plain_rule(const BackwardProblem& problem, const BackwardTileShape& shape,
-                     std::int32_t packed_heads);
+                     std::int32_t packed_heads, std::int64_t most_tiles);
 
 /// Components that a plain list of so many slices and k tiles may have. The records of a slice join
 /// their rows, but those of a slice of one diagonal, d_min == d_max, have rows of their own in each
@@ -32,12 +38,16 @@ PlainRule plain_rule(const BackwardProblem& problem, const BackwardTileShape& sh
 std::int32_t most_plain_components(const BackwardProblem& problem, std::int64_t num_slices,
                                    std::int64_t num_tiles);
 
-/// A plain list of `num_tiles` k tiles without contents. Throws InvalidArgument where it would have
-/// too many items.
+/// A plain list without contents, whose spans have room for `most_tiles` k tiles each. Throws
+/// InvalidArgument where it would have too many items.
 BackwardList plain_list_frame(const BackwardProblem& problem, const BackwardTileShape& shape,
-                              std::int32_t packed_heads, std::int64_t num_tiles);
+                              std::int32_t packed_heads, std::int64_t most_tiles);
 
-/// The plain list; of `choice` only packed_heads is heard, 0: plain_packed_heads.
+/// Whether items walk head by head: see BackwardList::is_group_first.
+bool is_plain_group_first(std::int32_t packed_heads, bool is_ordered);
+
+/// The plain list; of `choice` only packed_heads, 0: plain_packed_heads, and is_deterministic are
+/// heard.
 BackwardList build_plain_list(const BackwardProblem& problem, std::span<const BandSlice> slices,
                               const BackwardTileShape& shape, const BackwardChoice& choice);
 

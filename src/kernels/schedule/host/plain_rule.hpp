@@ -4,70 +4,158 @@
 #include <cstdint>
 
 #include "base/host_device.hpp"
+#include "kernels/schedule/host/item_order.hpp"
 
-// How a plain schedule hands out its k tiles: the arithmetic that host and device share. In front
-// of the tail, k tiles of a component lie side by side, those of the longest component first, in
-// sections of few kv heads; in the tail come the shortest k tiles of all kv heads.
+// How a plain schedule walks and hands out its k tiles: the arithmetic that host and device share.
+// It follows the searched schedule (schedule_policy.hpp, where the words are explained) as far as
+// sums, maxima and sorts of integers tell.
 namespace magi {
 
 /// No k tile counts more steps.
 inline constexpr std::int32_t kMaxPlainSteps = 1 << 30;
+/// Numbers of splits that k tiles of a list may have.
+inline constexpr int kPlainSplits = 4;
+/// A record leaves conversions to the dQ convert kernel if it shares sums with more others.
+inline constexpr std::int32_t kMostPlainOthers = 32;
+/// Longer lists have no splits.
+inline constexpr std::int64_t kMostPlainSplitTiles = 8192;
+/// Spans of a list: k tiles of as many splits, in front of the tail and in it, most splits first.
+inline constexpr int kPlainSpans = 2 * kPlainSplits;
+static_assert(kPlainSpans <= kMaxSpans);
 
-// Measured constants of the rule (H200; docs/kernels/schedules.md). The searched schedule has its
-// own in SchedulePolicy, where the words are explained.
+// Measured constants of the rule (docs/kernels/schedules.md). The searched schedule has its own in
+// SchedulePolicy.
 /// The tail keeps every CTA busy for one such share of the longest item.
-inline constexpr std::int64_t kPlainTailShare = 4;
-/// A list is uneven if it would have more than 3/2 of its steps, were every k tile as long as the
-/// longest of its component.
-inline constexpr std::int64_t kPlainUnevenHalves = 3;
-/// CTAs that meet at a sum begin so many halves of a step apart, in uneven lists and in even ones.
-inline constexpr std::int64_t kPlainUnevenDistance = 6;
+inline constexpr std::int64_t kPlainTailShare = 8;
+/// CTAs that meet at an ordered sum of an uneven list begin so many halves of a step apart.
+inline constexpr std::int64_t kPlainUnevenDistance = 3;
+/// The same in even lists.
 inline constexpr std::int64_t kPlainEvenDistance = 9;
+/// Items of a global k tile take at most one such share of the time that every CTA takes.
+inline constexpr std::int64_t kPlainGlobalShare = 3;
+/// The section of an unordered list has so many items for each CTA.
+inline constexpr std::int64_t kPlainRounds = 2;
 
 /// The values that the schedule of a list depends on besides its k tiles.
 struct PlainRule {
   std::int32_t num_ctas = 1;
   std::int32_t heads_kv = 1;
-  std::int32_t groups = 1;    ///< head groups of a kv head
-  std::int32_t overhead = 0;  ///< cost of an item besides its steps
-  bool may_be_uneven = true;  ///< see SchedulePolicy::even_head_dims
-  /// kv heads of a section of an even list, at least; 0: as many as let every CTA begin.
+  std::int32_t groups = 1;  ///< head groups of a kv head
+  std::int32_t packed_heads = 1;
+  std::int32_t num_q_tiles = 0;
+  std::int32_t overhead = 0;     ///< cost of an item besides its steps
+  bool may_be_uneven = true;     ///< see SchedulePolicy::even_head_dims
+  bool may_be_unordered = true;  ///< nobody asks for equal bits
+  bool has_converter = false;    ///< see BackwardTileShape
+  /// kv heads of a section of an ordered even list, at least; 0: as many as let every CTA begin.
   std::int32_t even_heads = 0;
+  std::int64_t item_steps = 1;  ///< of items of an uneven list, and of those in its tail
+  std::int64_t tail_steps = 1;
+  std::int64_t conversion_distance = 0;                    ///< see SchedulePolicy
+  std::int32_t split_counts[kPlainSplits] = {1, 1, 1, 1};  ///< ascending
 };
 
-/// Sums over the k tiles of a list.
+/// Sums over the k tiles of a list. Wide k tiles are not narrow, see SchedulePolicy::narrow_tile.
 struct PlainSums {
+  std::int64_t num_tiles = 0;
   std::int64_t steps = 0;
   std::int64_t longest_steps = 0;  ///< were every k tile as long as the longest of its component
+  std::int64_t longest = 0;        ///< steps of the longest
+  std::int64_t num_wide = 0;
+  std::int64_t wide_steps = 0;
+  std::int64_t longest_narrow = 0;  ///< steps of the longest that is not wide
 };
 
-/// The cost of an item whose k tile has so many steps.
-MAGI_HOST_DEVICE std::int64_t plain_cost(const PlainRule& rule, std::int64_t steps) {
-  return steps * rule.groups + rule.overhead;
+/// How the items of a list walk and add, and how long they are.
+struct PlainWalk {
+  bool is_ordered = true;  ///< see BackwardList
+  bool is_narrow = false;  ///< narrow, with few additions to a sum
+  bool is_global = false;  ///< has few k tiles that all queries see, in a narrow mask
+  bool is_uneven = false;
+  bool is_converting = false;   ///< see Walk::conversion_distance; if there is one component
+  std::int64_t most_steps = 0;  ///< of an item of a list that is not uneven
+};
+
+MAGI_HOST_DEVICE bool is_plain_wide(const PlainRule& rule, std::int64_t steps) {
+  return 2 * steps >= rule.num_q_tiles;
+}
+
+MAGI_HOST_DEVICE PlainWalk plain_walk(const PlainRule& rule, const PlainSums& sums) {
+  PlainWalk walk;
+  walk.is_global = sums.num_wide > 0 && 16 * sums.num_wide <= sums.num_tiles;
+  const std::int64_t steps = sums.steps - (walk.is_global ? sums.wide_steps : 0);
+  const std::int64_t longest = walk.is_global ? sums.longest_narrow : sums.longest;
+  const std::int64_t num_tiles = sums.num_tiles - (walk.is_global ? sums.num_wide : 0);
+  walk.is_narrow = !is_plain_wide(rule, longest) && steps < std::int64_t{10} * rule.num_q_tiles;
+  walk.is_ordered = walk.is_narrow || !rule.may_be_unordered;
+  walk.is_converting = walk.is_narrow && rule.has_converter && 4 * longest * num_tiles <= 5 * steps;
+  walk.is_uneven = rule.may_be_uneven && !walk.is_global && 3 * sums.longest_steps > 4 * sums.steps;
+  const std::int64_t mean = sums.steps * rule.groups * rule.heads_kv / rule.num_ctas;
+  walk.most_steps = walk.is_global ? mean / kPlainGlobalShare : mean + mean / 3;
+  return walk;
+}
+
+/// The place among rule.split_counts of a k tile's splits. In front of the tail of an uneven list
+/// `steps` is that of the longest k tile of its component, so that rows are walked once a head.
+MAGI_HOST_DEVICE std::int32_t plain_split(const PlainRule& rule, const PlainWalk& walk,
+                                          std::int64_t steps, bool is_tail) {
+  const std::int64_t least = is_tail ? rule.tail_steps : rule.item_steps;
+  std::int32_t split = 0;
+  for (std::int32_t i = 1; i < kPlainSplits; ++i) {
+    const std::int32_t count = rule.split_counts[i];
+    if (count == rule.split_counts[split]) break;
+    const std::int32_t groups = rule.groups / count;
+    const bool is_long = steps * groups >= least && groups * rule.packed_heads >= 2;
+    const bool is_too_long = steps * (rule.groups / rule.split_counts[split]) > walk.most_steps;
+    if (!(walk.is_uneven ? is_long : is_too_long)) break;
+    split = i;
+  }
+  return split;
+}
+
+/// The cost of an item whose k tile has so many steps, of `num_splits`.
+MAGI_HOST_DEVICE std::int64_t plain_cost(const PlainRule& rule, std::int64_t steps,
+                                         std::int32_t num_splits = 1) {
+  return steps * (rule.groups / num_splits) + rule.overhead;
 }
 
 /// The tail costs at least so much, if there is as much: CTAs that have no long item any more are
 /// busy while others walk one.
-MAGI_HOST_DEVICE std::int64_t plain_tail_cost(const PlainRule& rule, std::int64_t longest) {
-  return rule.num_ctas * plain_cost(rule, longest) / kPlainTailShare;
+MAGI_HOST_DEVICE std::int64_t plain_tail_cost(const PlainRule& rule, const PlainWalk& walk,
+                                              std::int64_t longest) {
+  const std::int32_t num_splits = rule.split_counts[plain_split(rule, walk, longest, false)];
+  return rule.num_ctas * plain_cost(rule, longest, num_splits) / kPlainTailShare;
 }
 
-/// kv heads of a section in front of the tail. The CTAs of an uneven list are all over the rows, so
-/// it has just as many heads side by side as give every CTA an item while those that meet at a sum
-/// keep their distance. An even one has some more, of which none waits. `num_tiles`, `steps`: of
-/// the k tiles in front of the tail.
-MAGI_HOST_DEVICE std::int32_t plain_section_heads(const PlainRule& rule, const PlainSums& all,
-                                                  std::int64_t num_tiles, std::int64_t steps) {
-  const bool is_uneven =
-      rule.may_be_uneven && 2 * all.longest_steps > kPlainUnevenHalves * all.steps;
-  const std::int64_t items = num_tiles * rule.num_ctas;
+/// The k tiles of a list by place of their splits.
+struct PlainCounts {
+  std::int32_t in_front[kPlainSplits] = {};
+  std::int32_t in_tail[kPlainSplits] = {};
+};
+
+/// kv heads of a section in front of the tail. An unordered list has as few side by side as give
+/// every CTA its items. The CTAs of a narrow uneven one are all over the rows, so it has just as
+/// many as give every CTA an item while those that meet at a sum keep their distance. Other ordered
+/// uneven lists have long chains, and all heads side by side. An even one has some more than it
+/// needs, of which none waits. `steps`: of the k tiles in front of the tail.
+MAGI_HOST_DEVICE std::int32_t plain_section_heads(const PlainRule& rule, const PlainWalk& walk,
+                                                  const PlainCounts& counts, std::int64_t steps) {
+  std::int64_t num_tiles = 0;
+  std::int64_t num_items = 0;
+  for (int i = 0; i < kPlainSplits; ++i) {
+    num_tiles += counts.in_front[i];
+    num_items += std::int64_t{counts.in_front[i]} * rule.split_counts[i];
+  }
   const std::int64_t half_steps = 2 * (steps * rule.groups + 1);
-  std::int64_t least = 0;
-  if (is_uneven) {
-    least = kPlainUnevenDistance * items / half_steps + 1;
-  } else {
+  std::int64_t least = rule.heads_kv;
+  if (!walk.is_ordered && !walk.is_global) {
+    least = kPlainRounds * rule.num_ctas / (num_items + 1) + 1;
+  } else if (walk.is_uneven && walk.is_narrow && (rule.packed_heads > 1 || rule.groups == 1)) {
+    least = kPlainUnevenDistance * num_tiles * rule.num_ctas / half_steps + 1;
+  } else if (!walk.is_uneven && !walk.is_global) {
     const std::int64_t filling = rule.num_ctas / (num_tiles + 1) + 1;
-    least = rule.even_heads > 0 ? rule.even_heads : kPlainEvenDistance * items / half_steps;
+    least = rule.even_heads > 0 ? rule.even_heads
+                                : kPlainEvenDistance * num_tiles * rule.num_ctas / half_steps;
     if (filling > least) least = filling;
   }
   if (least >= rule.heads_kv) return rule.heads_kv;
@@ -76,20 +164,53 @@ MAGI_HOST_DEVICE std::int32_t plain_section_heads(const PlainRule& rule, const P
   return heads;
 }
 
-/// The way the items of a list are handed out.
-struct PlainOrder {
-  std::int32_t num_tiles = 0;
-  std::int32_t tail_begin = 0;  ///< place of the first k tile of the tail
-  std::int32_t section_heads = 1;
-};
+/// Which splits a span has, of kPlainSpans: their place among rule.split_counts.
+MAGI_HOST_DEVICE std::int32_t plain_split_of_span(int span) {
+  return kPlainSplits - 1 - span % kPlainSplits;
+}
 
-/// The position at which the item of the k tile at `place` and a kv head is handed out.
-MAGI_HOST_DEVICE std::int64_t plain_item(const PlainOrder& order, std::int32_t heads_kv,
-                                         std::int32_t place, std::int32_t kv_head) {
-  const std::int64_t tail = order.tail_begin;
-  if (place >= order.tail_begin) return std::int64_t{place} * heads_kv + kv_head;
-  const std::int32_t in_section = kv_head % order.section_heads;
-  return (kv_head - in_section) * tail + std::int64_t{place} * order.section_heads + in_section;
+/// Makes the spans; some may be empty. Slots are numbered from one span to the next.
+MAGI_HOST_DEVICE void make_plain_spans(const PlainRule& rule, const PlainCounts& counts,
+                                       std::int32_t section_heads, TileSpan* spans) {
+  TileSpan last;
+  for (int i = 0; i < kPlainSpans; ++i) {
+    const std::int32_t split = plain_split_of_span(i);
+    const bool is_tail = i >= kPlainSplits;
+    TileSpan span;
+    span.num_tiles = is_tail ? counts.in_tail[split] : counts.in_front[split];
+    span.tile_begin = i == 0 ? 0 : last.tile_begin + last.num_tiles;
+    span.num_splits = rule.split_counts[split];
+    span.groups_per_item = rule.groups / span.num_splits;
+    span.section_heads = is_tail ? rule.heads_kv : section_heads;
+    span.block_tiles = span.num_tiles;
+    span.item_begin = last.item_end;
+    span.item_end = span.item_begin + span.num_tiles * span.num_splits * rule.heads_kv;
+    span.slot_begin = last.slot_begin + last.block_tiles * last.slot_heads;
+    span.slot_heads = span.num_splits > 1 ? rule.heads_kv : 0;
+    spans[i] = last = span;
+  }
+}
+
+/// Makes the spans of a frame of `max_tiles`, in which each span has room for all k tiles. The
+/// place of an item in it follows from the item alone. All share the slots, one for each k tile
+/// and kv head.
+MAGI_HOST_DEVICE TileSpan plain_frame_span(const PlainRule& rule, std::int32_t max_tiles,
+                                           std::int32_t item_begin, int index) {
+  TileSpan span;
+  span.num_tiles = span.block_tiles = max_tiles;
+  span.num_splits = rule.split_counts[plain_split_of_span(index)];
+  span.groups_per_item = rule.groups / span.num_splits;
+  span.section_heads = rule.heads_kv;
+  span.item_begin = item_begin;
+  span.item_end = item_begin + max_tiles * span.num_splits * rule.heads_kv;
+  span.slot_heads = span.num_splits > 1 ? rule.heads_kv : 0;
+  return span;
+}
+
+/// The place of an item in its span of a frame.
+MAGI_HOST_DEVICE std::int32_t place_in_frame(const TileSpan& span, const BackwardItem& item) {
+  return span.item_begin + (item.split * span.num_tiles + item.tile) * span.section_heads +
+         item.kv_head;
 }
 
 }  // namespace magi

@@ -11,11 +11,6 @@
 namespace magi {
 namespace {
 
-std::int64_t cached_steps(const BackwardProblem& problem, std::int32_t rows) {
-  const std::int64_t row_bytes = 2 * (problem.dim_qk + problem.dim_v) + 4 * problem.dim_qk;
-  return std::max<std::int64_t>(problem.cache_bytes / (rows * row_bytes), 1);
-}
-
 /// Counts the global k tiles.
 std::int32_t count_global(const TileCosts& tiles) {
   const auto all = std::ssize(tiles.by_cost);
@@ -181,6 +176,11 @@ std::int64_t mean_time(const TileCosts& tiles, const Schedule& schedule,
 }
 
 }  // namespace
+
+std::int64_t cached_steps(const BackwardProblem& problem, std::int32_t rows) {
+  const std::int64_t row_bytes = 2 * (problem.dim_qk + problem.dim_v) + 4 * problem.dim_qk;
+  return std::max<std::int64_t>(problem.cache_bytes / (rows * row_bytes), 1);
+}
 
 std::vector<std::int64_t> count_steps(std::span<const KeyTile> tiles,
                                       std::span<const KeyRecord> records, std::int32_t keys,

@@ -67,6 +67,9 @@ struct TileCosts {
   bool is_global(std::int32_t tile) const { return num_global > 0 && steps_of(tile) > longest(); }
 };
 
+/// Counts the steps whose q, dout and dQ fill the cache; q tiles have so many rows.
+std::int64_t cached_steps(const BackwardProblem& problem, std::int32_t rows);
+
 /// Counts the steps of each k tile, for one head group.
 std::vector<std::int64_t> count_steps(std::span<const KeyTile> tiles,
                                       std::span<const KeyRecord> records, std::int32_t keys,

@@ -10,6 +10,7 @@
 #include "cuda/arena.hpp"
 #include "cuda/device.hpp"
 #include "cuda/tensor_map.hpp"
+#include "kernels/schedule/host/plain_list.hpp"
 #include "kernels/sm90/backward/destinations.hpp"
 #include "kernels/sm90/backward/prepare.hpp"
 #include "kernels/sm90/conversions.hpp"
@@ -173,7 +174,8 @@ DqOutput dq_output(const BackwardArgs& args, const BackwardState& state, float* 
           .bytes_to_row_8 = packed_stride(rows, packed_heads, 8) * element_bytes,
           .bytes_to_row_16 = packed_stride(rows, packed_heads, 16) * element_bytes,
           .left_tiles = state.parts.left_tiles,
-          .num_left = state.parts.num_left};
+          .num_left = state.parts.num_left,
+          .converted_tiles = state.parts.converted_tiles};
 }
 
 KeyGradients key_gradients(const BackwardArgs& args, const BackwardProblem& problem,
@@ -195,7 +197,7 @@ BackwardItems backward_items(const BackwardState& state, unsigned* ticket) {
                       .records = state.parts.records,
                       .ticket = ticket,
                       .num_items = to_int(list.num_items()),
-                      .num_tiles = to_int(std::ssize(list.tiles)),
+                      .num_tiles = to_int(list.num_tiles()),
                       .heads_kv = list.problem.heads_kv,
                       .outcome = has_lists ? nullptr : state.parts.outcome,
                       .order = state.parts.order,
@@ -209,7 +211,7 @@ BackwardItems backward_items(const BackwardState& state, unsigned* ticket) {
 InFlightItems in_flight_items(const BackwardState& state, unsigned* counters) {
   const BackwardList& list = state.list;
   const InFlightKeys& coming = list.problem.coming;
-  unsigned* num_deferred = counters + std::int64_t{list.problem.heads_kv} * std::ssize(list.tiles);
+  unsigned* num_deferred = counters + list.problem.heads_kv * list.num_tiles();
   return {.flags = {.num_sources = coming.num_sources},
           .heads_per_section = coming.heads_per_section(list.problem.heads_kv),
           .tiles = state.parts.arrivals,
@@ -288,6 +290,17 @@ const BackwardInstance* instance_for(const BackwardArgs& args, const BackwardSta
 void launch_items(const BackwardParams& params, const BackwardState& state,
                   const BackwardInstance& instance, LaunchStart start, cudaStream_t stream) {
   if (state.num_ctas > 0) instance.launch(params, state.num_ctas, start, stream);
+}
+
+/// Launches the kernel for sums without an order, if the host does not know whether they have one:
+/// of two launches one has no items.
+void launch_unordered(BackwardParams params, const BackwardArgs& args, const BackwardState& state,
+                      cudaStream_t stream) {
+  params.dq_order.is_ordered = false;
+  params.items.is_group_first = is_plain_group_first(state.list.packed_heads, false);
+  params.items.outcome = state.parts.unordered;
+  params.items.ticket = state.parts.unordered_ticket;
+  launch_items(params, state, *instance_for(args, state), LaunchStart::Ahead, stream);
 }
 
 const BackwardInstance* find_instance(const BackwardArgs& args, bool has_softcap) {
@@ -398,6 +411,7 @@ BackwardParams enqueue_main(const BackwardArgs& args, const BackwardState& state
   const BackwardParams params = backward_params(args, state, workspace);
   launch_prepare(prepare_params(args, state, workspace), state, args.q.dtype, false, stream);
   add_sink_gradient(args, state, workspace, stream);
+  if (state.parts.unordered != nullptr) launch_unordered(params, args, state, stream);
   launch_items(params, state, *instance_for(args, state), LaunchStart::Ahead, stream);
   return params;
 }

@@ -25,10 +25,14 @@ struct BackwardListOnDevice {
   const TileSemaphores* tile_semaphores = nullptr;  ///< null: the device makes the list
   std::int32_t num_left = 0;                        ///< see BackwardList::left_tiles
   const std::int32_t* left_tiles = nullptr;
-  const TileArrival* arrivals = nullptr;        ///< [k tiles], where keys come
-  const BackwardOutcome* outcome = nullptr;     ///< of a list made on the device, like `order`
-  const std::int32_t* order = nullptr;          ///< see BackwardItems
-  const std::uint32_t* seen_queries = nullptr;  ///< see SeenTiles
+  const TileArrival* arrivals = nullptr;     ///< [k tiles], where keys come
+  const BackwardOutcome* outcome = nullptr;  ///< of a list made on the device, like `order`
+  const std::int32_t* order = nullptr;       ///< see BackwardItems
+  /// That of the launch for lists whose sums have no order; null: there are none.
+  const BackwardOutcome* unordered = nullptr;
+  unsigned* unordered_ticket = nullptr;
+  const std::int32_t* converted_tiles = nullptr;  ///< see DqOutput
+  const std::uint32_t* seen_queries = nullptr;    ///< see SeenTiles
   const std::uint32_t* seen_keys = nullptr;
   std::int32_t tiles_per_list = 0;  ///< likewise; then `outcome` has one for each kv head
   std::int32_t records_per_list = 0;

@@ -13,10 +13,11 @@
 namespace magi::sm90 {
 namespace {
 
-std::int32_t packed_heads_of(const BackwardProblem& problem, const DeviceBackwardTuning& tuning) {
+std::int32_t packed_heads_of(const BackwardProblem& problem, std::int64_t num_slices,
+                             const DeviceBackwardTuning& tuning) {
   const std::int32_t heads_per_kv = problem.heads_q / problem.heads_kv;
   const std::int32_t heads = tuning.packed_heads;
-  if (heads == 0) return plain_packed_heads(heads_per_kv);
+  if (heads == 0) return plain_packed_heads(problem, num_slices);
   const bool is_power = heads > 0 && std::has_single_bit(static_cast<unsigned>(heads));
   if (!is_power || heads > 16 || heads_per_kv % heads != 0) {
     throw invalid("packed_heads", heads,
@@ -33,20 +34,27 @@ DeviceBackwardShape list_shape(const BackwardArgs& args, std::int64_t num_slices
   DeviceBackwardShape shape;
   shape.problem = backward_problem(args, count_walkers(state, args.q.device, tuning.sm_margin), {});
   shape.tile = tile_shape(state.instance->config);
-  shape.packed_heads = packed_heads_of(shape.problem, tuning);
+  shape.packed_heads = packed_heads_of(shape.problem, num_slices, tuning);
   shape.num_slices = static_cast<std::int32_t>(num_slices);
+  shape.may_be_unordered = !tuning.is_deterministic;
   shape.record_capacity =
       tuning.record_capacity == 0 ? default_record_capacity(shape) : tuning.record_capacity;
   return shape;
 }
 
-BackwardListOnDevice parts_of(void* workspace, const DeviceBackwardLayout& layout) {
+BackwardListOnDevice parts_of(void* workspace, const DeviceBackwardCall& call) {
+  const DeviceBackwardLayout& layout = call.layout;
+  auto* header = part_at<DeviceBackwardHeader>(workspace, 0);
+  const bool may_be_unordered = call.shape.may_be_unordered;
   return {.tiles = part_at<const KeyTile>(workspace, layout.tiles),
           .records = part_at<const KeyRecord>(workspace, layout.records),
           .semaphore_runs = part_at<const SemaphoreRun>(workspace, layout.runs),
           .tile_components = part_at<const std::int32_t>(workspace, layout.tile_components),
-          .outcome = &part_at<DeviceBackwardHeader>(workspace, 0)->outcome,
+          .outcome = &header->outcome,
           .order = part_at<const std::int32_t>(workspace, layout.items),
+          .unordered = may_be_unordered ? &header->unordered : nullptr,
+          .unordered_ticket = &header->unordered_ticket,
+          .converted_tiles = part_at<const std::int32_t>(workspace, layout.converted_tiles),
           .seen_queries = part_at<const std::uint32_t>(workspace, layout.seen_queries),
           .seen_keys = part_at<const std::uint32_t>(workspace, layout.seen_keys),
           .is_under_way = true};
@@ -72,7 +80,7 @@ void enqueue_backward(const BackwardArgs& args, const DeviceBackwardCall& call,
                       const SliceArrays& slices, void* workspace, cudaStream_t stream) {
   build_device_backward_list(call.shape, call.layout, slices, workspace, stream);
   BackwardState state = call.state;
-  state.parts = parts_of(workspace, call.layout);
+  state.parts = parts_of(workspace, call);
   enqueue_backward(args, state, part_at<std::byte>(workspace, call.layout.size_bytes), stream);
   enqueue_void_gradients(
       {.outcome = state.parts.outcome,

@@ -55,13 +55,15 @@ struct SumRows {
   float4 values[kDim / 16];
 
   __device__ __forceinline__ void load(const BackwardParams& params, std::int64_t sum) {
+    const BackwardOutcome* outcome = params.items.outcome;
+    const bool is_ordered =
+        outcome == nullptr ? params.dq_order.is_ordered : __ldcg(&outcome->is_ordered) != 0;
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     const float* source = params.dq.sums + sum * (64 * kDim) + warpgroup * (32 * kDim);
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
       const int thread = static_cast<int>(threadIdx.x) % 128;
-      const int place = params.dq_order.is_ordered ? dq_place<true>(4 * i, thread)
-                                                   : dq_place<false>(4 * i, thread);
+      const int place = is_ordered ? dq_place<true>(4 * i, thread) : dq_place<false>(4 * i, thread);
       values[i] = __ldcs(reinterpret_cast<const float4*>(source + place));
     }
     const float scale = params.softmax.score.softmax_scale;
@@ -160,6 +162,9 @@ __global__ void __launch_bounds__(kConvertThreads)
   const int group = static_cast<int>(blockIdx.x % num_groups);
   // Of a list of the host's, which does not change; else read behind the wait for who makes it.
   if (params.completion.tiles == nullptr) ptx::await_kernels_before();
+  const bool is_converted = params.dq.converted_tiles != nullptr &&
+                            __ldcg(params.dq.converted_tiles + part / kParts) != 0;
+  if (is_converted) return;  // the CTA has waited for the main kernel
   const int num_components = __ldcg(params.dq_order.num_components + part / kParts);
   await_sum(params, part / kParts, group, num_components);
   SumRows<kDim> sum;

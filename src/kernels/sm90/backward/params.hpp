@@ -55,6 +55,8 @@ struct DqOutput {
   /// others.
   const std::int32_t* left_tiles = nullptr;
   std::int32_t num_left = 0;
+  /// [q tiles], 1: the main kernel converts the sums; null unless the device makes the list.
+  const std::int32_t* converted_tiles = nullptr;
 };
 
 /// Rows of a gradient that lie apart, of one kv head after the other; 16-byte multiples.
@@ -99,8 +101,8 @@ struct BackwardItems {
   std::int32_t num_tiles = 0;
   std::int32_t heads_kv = 1;
   TileSpan spans[kMaxSpans];
-  /// The values that the host does not know of a list made on the device, which is of one span, and
-  /// its items in the order in which they are handed out. Null where the host knows.
+  /// The values that the host does not know of a list made on the device, and the places of its
+  /// items in the spans, in the order in which they are handed out. Null where the host knows.
   const BackwardOutcome* outcome = nullptr;
   const std::int32_t* order = nullptr;
   /// If each kv head has a list of its own, behind the one before, as under masks of blocks: k

@@ -25,6 +25,7 @@ BackwardCase case_of(RandomStream& random) {
   test.has_dlse = random.chance(30);
   test.has_float_gradients = random.chance(30);
   test.tuning.is_plain = true;
+  test.tuning.packed_heads = random.chance(30) ? 1 : 0;
   test.seed = random();
   return test;
 }
@@ -44,6 +45,27 @@ TypedRanges ranges_of(RandomStream& random, std::int32_t rows_q, std::int32_t ro
   return ranges;
 }
 
+/// Masks of the kinds that lists are made for in different ways: even, uneven, narrow, narrow with
+/// few keys that all queries see, and documents.
+std::vector<TypedRanges> masks_of_all_kinds(std::int32_t rows) {
+  constexpr std::int32_t kWindow = 40;
+  const Range all{0, rows};
+  std::vector<TypedRanges> masks(5);
+  masks[0].append(all, all, 0);
+  masks[1].append(all, all, 1);
+  masks[2].append({0, kWindow}, {0, kWindow}, 1);
+  masks[2].append({kWindow, rows}, all, 3);
+  masks[3].append({0, 8}, all, 0);
+  masks[3].append({8, rows}, {0, 8}, 0);
+  masks[3].append({8, 8 + kWindow}, {8, 8 + kWindow}, 1);
+  masks[3].append({8 + kWindow, rows}, {8, rows}, 3);
+  for (std::int32_t begin = 0; begin < rows; begin += 90) {
+    const Range document{begin, std::min(begin + 90, rows)};
+    masks[4].append(document, document, 1);
+  }
+  return masks;
+}
+
 /// A call with a poisoned workspace of its own.
 class DeviceCall {
  public:
@@ -51,7 +73,9 @@ class DeviceCall {
              std::int64_t capacity = 0)
       : outputs_(test),
         args_(inputs.args(test)),
-        tuning_{.record_capacity = capacity},
+        tuning_{.packed_heads = test.tuning.packed_heads,
+                .is_deterministic = test.tuning.is_deterministic,
+                .record_capacity = capacity},
         workspace_(backward_workspace_bytes(args_, num_slices, tuning_)) {
     outputs_.put_into(args_);
     args_.slices = {};
@@ -94,6 +118,86 @@ TEST_F(BackwardDeviceListTest, GivesTheBitsOfTheHostsPlainList) {
     ASSERT_FALSE(call.report().is_overflowing);
     ASSERT_FALSE(call.report().first_bad);
     if (seed % 4 == 0) make_judge(test, inputs)(call.outputs_sync(), Gradients::All);
+  }
+}
+
+TEST_F(BackwardDeviceListTest, GivesTheGradientsOfAllKindsOfMasks) {
+  constexpr std::int32_t kRows = 900;
+  BackwardCase test;
+  test.heads_q = 4;
+  test.dim_qk = test.dim_v = 64;
+  test.tuning.is_plain = true;
+  int kind = 0;
+  for (const TypedRanges& ranges : masks_of_all_kinds(kRows)) {
+    test.mask = {kRows, kRows, ranges.bands(kRows, kRows)};
+    const BackwardInputs inputs(test);
+    const auto judge = make_judge(test, inputs);
+    for (const std::int32_t packed_heads : {1, 2}) {
+      SCOPED_TRACE(::testing::Message() << "mask " << kind << ", packed heads " << packed_heads);
+      test.tuning.packed_heads = packed_heads;
+      test.tuning.is_deterministic = true;
+      BackwardOutputs host(test);
+      run_backward_sync(test, inputs, host);
+      DeviceCall repeatable(test, inputs, ranges.count());
+      repeatable.enqueue(DeviceRanges(ranges), nullptr);
+      expect_same_gradients(repeatable.outputs_sync(), host);
+      test.tuning.is_deterministic = false;
+      DeviceCall fast(test, inputs, ranges.count());
+      fast.enqueue(DeviceRanges(ranges), nullptr);
+      judge(fast.outputs_sync(), Gradients::All);
+    }
+    ++kind;
+  }
+}
+
+/// Whether two sums of the same values in another order are alike, up to their rounding.
+void expect_close(const GuardedTensor& tensor, const GuardedTensor& other) {
+  double largest = 0.0;
+  double error = 0.0;
+  for (std::int64_t row = 0; row < other.rows(); ++row) {
+    for (std::int64_t head = 0; head < other.heads(); ++head) {
+      for (std::int64_t d = 0; d < other.dim(); ++d) {
+        const double value = other.get(row, head, d);
+        largest = std::max(largest, std::abs(value));
+        const double difference = std::abs(tensor.get(row, head, d) - value);
+        error = std::isnan(difference) ? INFINITY : std::max(error, difference);
+      }
+    }
+  }
+  EXPECT_LE(error, largest / 64.0);
+}
+
+/// A graph whose masks have sums in order and without.
+TEST_F(BackwardDeviceListTest, ReplaysAGraphWithOtherKindsOfMasks) {
+  constexpr std::int32_t kRows = 900;
+  constexpr std::int32_t kSlices = 10;
+  BackwardCase test;
+  test.heads_q = 4;
+  test.dim_qk = test.dim_v = 64;
+  test.tuning = {.packed_heads = 1, .is_deterministic = false};
+  test.mask = {kRows, kRows, {band_slice({0, kRows}, {0, kRows}, MaskType::Full)}};
+  const BackwardInputs of_all(test);
+  std::vector<TypedRanges> masks = masks_of_all_kinds(kRows);
+  for (TypedRanges& ranges : masks) {
+    while (ranges.count() < kSlices) ranges.append({0, 0}, {0, 0}, 0);
+  }
+  DeviceRanges device(masks.front());
+  DeviceCall call(test, of_all, kSlices);
+  const Stream stream;
+  const Graph graph(stream.handle(), [&] { call.enqueue(device, stream.handle()); });
+  for (int round = 0; round < 15; ++round) {
+    const auto kind = static_cast<std::size_t>(4 * round) % masks.size();
+    SCOPED_TRACE(::testing::Message() << "round " << round << ", mask " << kind);
+    BackwardCase other = test;
+    other.mask.slices = masks[kind].bands(kRows, kRows);
+    other.tuning.is_plain = true;
+    device.upload_sync(masks[kind]);
+    graph.launch(nullptr);
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    BackwardOutputs host(other);
+    run_backward_sync(other, of_all, host);
+    expect_same_but_dq(call.outputs_sync(), host);
+    expect_close(call.outputs_sync().dq, host.dq);
   }
 }
 
