@@ -141,6 +141,19 @@ def global_window(length, window=WINDOW, rows=GLOBAL_ROWS):
     ]
 
 
+def with_types(slices):
+    """The same pairs in slices whose diagonals end at their corners, as ranges with types say."""
+    typed = []
+    for q0, q1, k0, k1, d_min, d_max in slices:
+        rows = k0 - d_min - q0  # that see the first key
+        if d_min == -INFINITE or rows >= q1 - q0:
+            typed.append((q0, q1, k0, k1, d_min if rows == 0 else -INFINITE, d_max))
+            continue
+        typed.append((q0, q0 + rows, k0, q0 + rows + d_max, -INFINITE, d_max))
+        typed.append((q0 + rows, q1, k0, k1, d_min, d_max))
+    return typed
+
+
 def area(slices):
     """Visible pairs; one in several slices counts several times."""
     total = 0
@@ -160,7 +173,7 @@ def main():
     for text in sys.argv[2:]:
         name, rows = text.split(":")
         lengths = documents(DATA, int(rows), 0) if name in OF_DOCUMENTS else None
-        slices = mask_slices(name, int(rows), lengths)
+        slices = with_types(mask_slices(name, int(rows), lengths))
         masks[f"{name}.{int(rows) // 1024}k"] = {"rows": int(rows), "slices": slices}
     pathlib.Path(sys.argv[1]).write_text(json.dumps(masks))
 

@@ -3,8 +3,8 @@
 // same calls with cached host lists, in replayed graphs, and the lists alone.
 // device_ranges_bench --masks FILE --out FILE, where bench/attention_masks.py writes the masks.
 // bfloat16, 64:8 heads, head dim 128; rows {name, value, unit}. A ratio is the median over rounds
-// of the host list's time over the device list's. The backward is deterministic, as it always is
-// with a device list; rows of .over_fast have the fast mode's time above.
+// of the host list's time over the device list's, in the fast mode of the backward; rows of
+// .deterministic have it for the other.
 #include <algorithm>
 #include <array>
 #include <exception>
@@ -12,6 +12,7 @@
 #include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -32,23 +33,27 @@ namespace {
 constexpr std::int32_t kHeads = 64;
 constexpr std::int32_t kKvHeads = 8;
 constexpr std::int32_t kDim = 128;
-constexpr int kRounds = 25;
-constexpr int kBurst = 4;  ///< calls of a graph
+constexpr int kMostRounds = 25;
+constexpr int kLeastRounds = 5;
+constexpr double kMostSeconds = 0.4;  ///< of more rounds than the least
+constexpr int kBurst = 4;             ///< calls of a graph, of up to kBurstRows rows
+constexpr std::int32_t kBurstRows = 1 << 14;
 using Enqueue = std::function<void(cudaStream_t)>;
 
 /// A graph of some calls in a row.
 class Replay {
  public:
-  Replay(const Enqueue& enqueue, const Stream& stream) : stream_(stream) {
+  Replay(const Enqueue& enqueue, const Stream& stream, int burst = kBurst)
+      : stream_(stream), burst_(burst) {
     cudaGraph_t graph = nullptr;
     cuda_check(cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeThreadLocal),
                "cudaStreamBeginCapture");
-    for (int i = 0; i < kBurst; ++i) enqueue(stream.handle());
+    for (int i = 0; i < burst; ++i) enqueue(stream.handle());
     cuda_check(cudaStreamEndCapture(stream.handle(), &graph), "cudaStreamEndCapture");
     const cudaError_t status = cudaGraphInstantiate(&executable_, graph, 0);
     static_cast<void>(cudaGraphDestroy(graph));
     cuda_check(status, "cudaGraphInstantiate");
-    for (int i = 0; i < 3; ++i) static_cast<void>(seconds_sync());
+    static_cast<void>(seconds_sync());
   }
   ~Replay() { static_cast<void>(cudaGraphExecDestroy(executable_)); }
   Replay(const Replay&) = delete;
@@ -61,11 +66,12 @@ class Replay {
     begin.record(stream_.handle());
     cuda_check(cudaGraphLaunch(executable_, stream_.handle()), "cudaGraphLaunch");
     end.record(stream_.handle());
-    return end.seconds_since_sync(begin) / kBurst;
+    return end.seconds_since_sync(begin) / burst_;
   }
 
  private:
   const Stream& stream_;
+  const int burst_;
   cudaGraphExec_t executable_ = nullptr;
 };
 
@@ -116,10 +122,11 @@ class SlicesOnDevice {
   DeviceBuffer types_;
 };
 
-/// The tensors of one mask's calls.
+/// The tensors of calls of so many rows; `slices` of their arguments are a mask's.
 struct Tensors {
-  Tensors(std::int64_t rows, const std::vector<BandSlice>& bands)
-      : q(random_values(rows * kHeads * kDim, 1)),
+  explicit Tensors(std::int64_t num_rows)
+      : rows(num_rows),
+        q(random_values(rows * kHeads * kDim, 1)),
         k(random_values(rows * kKvHeads * kDim, 2)),
         v(random_values(rows * kKvHeads * kDim, 3)),
         dout(random_values(rows * kHeads * kDim, 4)),
@@ -136,18 +143,19 @@ struct Tensors {
     forward.v = of(v, kKvHeads);
     forward.out = of(out, kHeads);
     forward.lse = device_view(lse, DType::Float32, {rows, kHeads});
-    forward.slices = bands;
     backward.q = forward.q;
     backward.k = forward.k;
     backward.v = forward.v;
     backward.out = forward.out;
     backward.lse = forward.lse;
-    backward.slices = bands;
     backward.dout = of(dout, kHeads);
     backward.dq = of(dq, kHeads);
     backward.dk = of(dk, kKvHeads);
     backward.dv = of(dv, kKvHeads);
   }
+  int burst() const { return rows <= kBurstRows ? kBurst : 1; }
+
+  std::int64_t rows;
   DeviceBuffer q, k, v, dout, out, dq, dk, dv, lse;
   ForwardArgs forward;
   BackwardArgs backward;
@@ -164,10 +172,13 @@ struct Memory {
 /// Times calls in turn, each round from another one on. Returns each call's seconds by round.
 std::vector<std::vector<double>> alternate(const std::vector<const Replay*>& calls) {
   std::vector<std::vector<double>> seconds(calls.size());
-  for (std::size_t round = 0; round < kRounds; ++round) {
+  double sum = 0.0;
+  for (std::size_t round = 0; round < kLeastRounds || (round < kMostRounds && sum < kMostSeconds);
+       ++round) {
     for (std::size_t i = 0; i < calls.size(); ++i) {
       const std::size_t turn = (round + i) % calls.size();
       seconds[turn].push_back(calls[turn]->seconds_sync());
+      sum += seconds[turn].back();
     }
   }
   return seconds;
@@ -184,12 +195,12 @@ void time_forward(const std::string& mask, const Tensors& tensors, const SlicesO
   const ForwardWork work(tensors.forward);
   const Memory memory(forward_workspace_bytes(tensors.forward, slices.arrays().count));
   const Replay host([&](cudaStream_t on) { attention_forward_cuda(tensors.forward, work, on); },
-                    stream);
+                    stream, tensors.burst());
   const Replay device(
       [&](cudaStream_t on) {
         attention_forward_cuda(tensors.forward, slices.view(), memory.workspace(), {}, on);
       },
-      stream);
+      stream, tensors.burst());
   const auto seconds = alternate({&host, &device});
   const std::string name = "forward.device_ranges." + mask;
   rows.push_back({name, ratio(seconds[0], seconds[1]), "ratio"});
@@ -202,30 +213,33 @@ void time_backward(const std::string& mask, const Tensors& tensors, const Slices
                    const Stream& stream, std::vector<Row>& rows) {
   const BackwardWork ordered(tensors.backward);
   const BackwardWork fast(tensors.backward, {.is_deterministic = false});
-  const BackwardWork plain(tensors.backward, {.is_plain = true});
+  const BackwardWork plain(tensors.backward, {.is_deterministic = false, .is_plain = true});
   const Memory host_memory(
       std::max({ordered.workspace_bytes(), fast.workspace_bytes(), plain.workspace_bytes()}));
   const Memory memory(backward_workspace_bytes(tensors.backward, slices.arrays().count));
+  const auto with_device_list = [&](bool is_deterministic) {
+    return [&, is_deterministic](cudaStream_t on) {
+      attention_backward_cuda(tensors.backward, slices.view(), memory.workspace(),
+                              {.is_deterministic = is_deterministic}, on);
+    };
+  };
   const auto with_host_list = [&](const BackwardWork& work) {
     return [&](cudaStream_t on) {
       attention_backward_cuda(tensors.backward, work, host_memory.workspace(), on);
     };
   };
-  const Replay host(with_host_list(ordered), stream);
-  const Replay host_fast(with_host_list(fast), stream);
-  const Replay host_plain(with_host_list(plain), stream);
-  const Replay device(
-      [&](cudaStream_t on) {
-        attention_backward_cuda(tensors.backward, slices.view(), memory.workspace(), {}, on);
-      },
-      stream);
-  const auto seconds = alternate({&host, &host_fast, &device, &host_plain});
+  const Replay host(with_host_list(ordered), stream, tensors.burst());
+  const Replay host_fast(with_host_list(fast), stream, tensors.burst());
+  const Replay host_plain(with_host_list(plain), stream, tensors.burst());
+  const Replay device(with_device_list(true), stream, tensors.burst());
+  const Replay device_fast(with_device_list(false), stream, tensors.burst());
+  const auto seconds = alternate({&host, &host_fast, &device, &device_fast, &host_plain});
   const std::string name = "backward.device_ranges." + mask;
-  rows.push_back({name, ratio(seconds[0], seconds[2]), "ratio"});
-  rows.push_back({name + ".over_fast", ratio(seconds[1], seconds[2]), "ratio"});
-  rows.push_back({name + ".host_list_us", 1e6 * median(seconds[0]), "us"});
-  rows.push_back({name + ".plain_list_us", 1e6 * median(seconds[3]), "us"});
-  rows.push_back({name + ".device_list_us", 1e6 * median(seconds[2]), "us"});
+  rows.push_back({name, ratio(seconds[1], seconds[3]), "ratio"});
+  rows.push_back({name + ".deterministic", ratio(seconds[0], seconds[2]), "ratio"});
+  rows.push_back({name + ".host_list_us", 1e6 * median(seconds[1]), "us"});
+  rows.push_back({name + ".plain_list_us", 1e6 * median(seconds[4]), "us"});
+  rows.push_back({name + ".device_list_us", 1e6 * median(seconds[3]), "us"});
 }
 
 /// Packed causal documents of random lengths.
@@ -262,7 +276,7 @@ void time_lists(const std::string& mask, std::int32_t num_rows, const std::vecto
                       .heads_kv = kKvHeads,
                       .num_ctas = 132};
   backward.num_slices = slices.arrays().count;
-  backward.packed_heads = plain_packed_heads(kHeads / kKvHeads);
+  backward.packed_heads = plain_packed_heads(backward.problem, backward.num_slices);
   backward.record_capacity = default_record_capacity(backward);
   const DeviceListLayout forward_layout = device_list_layout(forward);
   const DeviceBackwardLayout backward_layout = device_backward_layout(backward);
@@ -290,6 +304,14 @@ void time_lists(const std::string& mask, std::int32_t num_rows, const std::vecto
   rows.push_back({name + ".backward_us", 1e6 * median(seconds[2]), "us"});
 }
 
+void write_rows(const std::string& file, const std::vector<Row>& rows) {
+  auto json = nlohmann::json::array();
+  for (const Row& row : rows) {
+    json.push_back({{"name", row.name}, {"value", row.value}, {"unit", row.unit}});
+  }
+  std::ofstream(file) << json.dump(1) << '\n';
+}
+
 void run(const std::string& masks_file, const std::string& out_file) {
   std::ifstream file(masks_file);
   if (!file) throw std::runtime_error("cannot read " + masks_file);
@@ -297,6 +319,7 @@ void run(const std::string& masks_file, const std::string& out_file) {
   const Stream stream;
   std::vector<Row> rows;
   time_lists("", 1 << 16, documents(1 << 16, 4096), stream, rows);
+  std::optional<Tensors> tensors;
   for (const auto& [name, mask] : masks.items()) {
     std::vector<BandSlice> bands;
     for (const auto& s : mask.at("slices").get<std::vector<std::array<std::int32_t, 6>>>()) {
@@ -304,16 +327,13 @@ void run(const std::string& masks_file, const std::string& out_file) {
     }
     const auto num_rows = mask.at("rows").get<std::int32_t>();
     time_lists(name, num_rows, bands, stream, rows);
-    const Tensors tensors(num_rows, bands);
+    if (!tensors || tensors->rows != num_rows) tensors.emplace(num_rows);
+    tensors->forward.slices = tensors->backward.slices = bands;
     const SlicesOnDevice slices(bands);
-    time_forward(name, tensors, slices, stream, rows);
-    time_backward(name, tensors, slices, stream, rows);
+    time_forward(name, *tensors, slices, stream, rows);
+    time_backward(name, *tensors, slices, stream, rows);
+    write_rows(out_file, rows);
   }
-  auto json = nlohmann::json::array();
-  for (const Row& row : rows) {
-    json.push_back({{"name", row.name}, {"value", row.value}, {"unit", row.unit}});
-  }
-  std::ofstream(out_file) << json.dump(1) << '\n';
 }
 
 }  // namespace
