@@ -410,8 +410,11 @@ void build_device_backward_list(const DeviceBackwardShape& shape,
   launch_cutting(build, layout, stream);
   launch_gathering(build, layout, stream);
   launch_sorting(build, layout, stream);
-  const auto order_blocks = static_cast<unsigned>(
-      std::clamp<std::int64_t>(shape.record_capacity / kRunWarps, 1, kMaxOrderBlocks));
+  // A block for each record of a list of few slices, as one may take all of a block: and few, as
+  // what comes behind finds no room beside those that wait.
+  const auto order_blocks = static_cast<unsigned>(std::clamp<std::int64_t>(
+      std::max<std::int64_t>(layout.max_tiles, shape.record_capacity / (8 * kRunWarps)), 1,
+      kMaxOrderBlocks));
   launch_ahead(order_kernel, order_blocks, kRunThreads, 0, build, stream);
 }
 
