@@ -11,8 +11,9 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -304,7 +305,19 @@ void time_lists(const std::string& mask, std::int32_t num_rows, const std::vecto
   rows.push_back({name + ".backward_us", 1e6 * median(seconds[2]), "us"});
 }
 
-void write_rows(const std::string& file, const std::vector<Row>& rows) {
+/// Adds the least ratio of a direction over all masks.
+void add_worst(const std::string& direction, std::vector<Row>& rows) {
+  double worst = std::numeric_limits<double>::infinity();
+  for (const Row& row : rows) {
+    const bool is_counted = row.name.starts_with(direction + '.') && row.unit == "ratio" &&
+                            !row.name.ends_with(".deterministic");
+    if (is_counted) worst = std::min(worst, row.value);
+  }
+  rows.push_back({"device_ranges.worst." + direction, worst, "ratio"});
+}
+
+void write_rows(const std::string& file, std::vector<Row> rows) {
+  for (const char* direction : {"forward", "backward"}) add_worst(direction, rows);
   auto json = nlohmann::json::array();
   for (const Row& row : rows) {
     json.push_back({{"name", row.name}, {"value", row.value}, {"unit", row.unit}});
@@ -319,7 +332,7 @@ void run(const std::string& masks_file, const std::string& out_file) {
   const Stream stream;
   std::vector<Row> rows;
   time_lists("", 1 << 16, documents(1 << 16, 4096), stream, rows);
-  std::optional<Tensors> tensors;
+  std::map<std::int32_t, Tensors> tensors_of;  // rows
   for (const auto& [name, mask] : masks.items()) {
     std::vector<BandSlice> bands;
     for (const auto& s : mask.at("slices").get<std::vector<std::array<std::int32_t, 6>>>()) {
@@ -327,11 +340,11 @@ void run(const std::string& masks_file, const std::string& out_file) {
     }
     const auto num_rows = mask.at("rows").get<std::int32_t>();
     time_lists(name, num_rows, bands, stream, rows);
-    if (!tensors || tensors->rows != num_rows) tensors.emplace(num_rows);
-    tensors->forward.slices = tensors->backward.slices = bands;
+    Tensors& tensors = tensors_of.try_emplace(num_rows, num_rows).first->second;
+    tensors.forward.slices = tensors.backward.slices = bands;
     const SlicesOnDevice slices(bands);
-    time_forward(name, *tensors, slices, stream, rows);
-    time_backward(name, *tensors, slices, stream, rows);
+    time_forward(name, tensors, slices, stream, rows);
+    time_backward(name, tensors, slices, stream, rows);
     write_rows(out_file, rows);
   }
 }
