@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "base/check.hpp"
+#include "cuda/check.hpp"
 #include "cuda/device.hpp"
 
 namespace magi::sm90 {
@@ -20,6 +21,16 @@ std::int32_t count_free_sms(std::int32_t device, std::int32_t sm_margin) {
     throw invalid("sm_margin", sm_margin, "0 to one less than the device's SMs");
   }
   return num_sms - sm_margin;
+}
+
+std::int64_t cache_bytes() {
+  // 32 MiB of the 60 of an H200, where the constants of schedules were measured.
+  constexpr int kNumerator = 8;
+  constexpr int kDenominator = 15;
+  int bytes = 0;
+  cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, current_device()),
+             "cudaDeviceGetAttribute");
+  return std::int64_t{bytes} * kNumerator / kDenominator;
 }
 
 ScoreScale score_scale(const AttentionParams& params, std::int64_t dim_qk) {

@@ -321,6 +321,7 @@ BackwardProblem backward_problem(const BackwardArgs& args, std::int32_t num_ctas
           .dim_qk = to_int(args.q.shape[2]),
           .dim_v = to_int(args.v.shape[2]),
           .num_ctas = num_ctas,
+          .cache_bytes = cache_bytes(),
           .coming = coming};
 }
 

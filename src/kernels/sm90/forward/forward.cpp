@@ -123,7 +123,8 @@ ForwardProblem forward_problem(const ForwardArgs& args) {
           .heads_q = to_int(args.q.shape[1]),
           .heads_kv = to_int(args.k.shape[1]),
           .dim_qk = to_int(args.q.shape[2]),
-          .dim_v = to_int(args.v.shape[2])};
+          .dim_v = to_int(args.v.shape[2]),
+          .cache_bytes = cache_bytes()};
 }
 
 InstanceSet find_instances(const ForwardArgs& args) {
