@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import random
 import threading
 import time
+import weakref
 from dataclasses import replace
 from unittest import mock
 
@@ -302,6 +304,31 @@ def test_later_difference(group, name):
 def _changed(group, given: dict):
     key, q, k, v = key_and_rows(group)
     return api.calc_attn(q, k, v, key, **given)
+
+
+@over(2)
+def test_a_group_is_let_go_of_after_a_difference(group):
+    """At once: it waits for the rows that a rank has not sent until each rank has let go of it."""
+
+    def differ():
+        pair = own_group([0, 1])
+        _call(pair, {})()
+        odd, text = DIFFERENCES["scale"]
+        refuses(_call(pair, odd), CommError, "ranks differ in .*" + text)
+        api.clear_cache()
+        dist.barrier(group)
+        dist.destroy_process_group(pair)
+        return weakref.ref(pair)
+
+    gc.collect()
+    gc.disable()
+    try:
+        gone = differ()
+        begin = time.monotonic()
+        _call(group, {})()
+        assert gone() is None and time.monotonic() - begin < SOON
+    finally:
+        gc.enable()
 
 
 @over(2)

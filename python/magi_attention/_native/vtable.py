@@ -119,7 +119,7 @@ class Communicator(Handle):
     __slots__ = ("_supplied",)
 
     def __init__(self, address: int, supplied: object = None) -> None:
-        """supplied: what the library calls as long as the communicator lives."""
+        """supplied: the table that the library calls as long as the communicator lives."""
         super().__init__(address)
         self._supplied = supplied  # outlives the address: __del__ runs first
 
@@ -132,9 +132,9 @@ class Communicator(Handle):
 
     @staticmethod
     def over(transport: Transport) -> Communicator:
-        supplied = _Supplied(transport)
-        address = made(lib.magi_communicator_from_vtable, ctypes.addressof(supplied.vtable))
-        return Communicator(address, supplied)
+        table = _Supplied(transport).vtable
+        address = made(lib.magi_communicator_from_vtable, ctypes.addressof(table))
+        return Communicator(address, table)
 
     def over_nvlink(self, device: int) -> Communicator:
         """The same ranks, each with a GPU of one host, which write rows straight into each other's
@@ -234,7 +234,7 @@ def _records(records: list[tuple[int, int, int]]):
 
 
 class _Supplied:
-    """Keeps the table, its functions and the exchanges under way."""
+    """The functions of a table, with the exchanges under way."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -243,7 +243,14 @@ class _Supplied:
         self.failure, self.message = 0, ctypes.create_string_buffer(b"")
         for name in ("rank", "num_ranks"):
             check_bits(name, getattr(transport, name), c_int32)
-        self.vtable = _Vtable(
+
+    @property
+    def vtable(self) -> _Vtable:
+        """A table, which keeps this object. This object does not keep it: a cycle would hold the
+        transport's group until Python looks for cycles, while other ranks wait for its end.
+        """
+        transport = self.transport
+        return _Vtable(
             ctypes.sizeof(_Vtable), None, transport.rank, transport.num_ranks, transport.backend,
             _ANSWERS_DONE | (_MOVES_DEVICE_MEMORY if transport.moves_device_memory else 0),
             _ALLGATHER(self.allgather), _START(self.start_bytes), _WAIT(self.wait),

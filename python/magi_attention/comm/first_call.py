@@ -73,7 +73,8 @@ class FirstCalls:
         try:
             self._compare(given)
         except CommError as error:
-            raise naming(error, self._global_ranks) from error
+            error.args = (naming(str(error), self._global_ranks),)
+            raise
 
     def _compare(self, given: dict[str, str]) -> None:
         self._num_calls += 1
@@ -291,10 +292,9 @@ def global_ranks_of(group: dist.ProcessGroup) -> str:
     return f" (ranks {of_group} of cp_group are global ranks {of_all})"
 
 
-def naming(error: CommError, global_ranks: str) -> CommError:
-    """The error, whose text names the ranks of a group, with their numbers among all processes."""
-    text = str(error)
-    return error if global_ranks in text else CommError(text + global_ranks, error.code)
+def naming(text: str, global_ranks: str) -> str:
+    """The text, which names the ranks of a group, with their numbers among all processes."""
+    return text if global_ranks in text else text + global_ranks
 
 
 def first_calls_of(group: dist.ProcessGroup | None) -> FirstCalls | None:

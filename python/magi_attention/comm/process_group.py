@@ -208,7 +208,8 @@ class ProcessGroupTransport:
         try:
             return call()
         except CommError as error:
-            raise naming(error, self._global_ranks) from error
+            error.args = (naming(str(error), self._global_ranks),)
+            raise
         except Exception as error:
             text = str(error)
             code = CommError.SYSTEM
@@ -221,8 +222,8 @@ class ProcessGroupTransport:
                 where += self._ended_ranks()
             elif code == CommError.TIMEOUT and number > 0:
                 where += self._absent_ranks(number)
-            failed = CommError(f"cp_group of rank {self.rank} failed{where}: {text}", code)
-            raise naming(failed, self._global_ranks) from error
+            text = f"cp_group of rank {self.rank} failed{where}: {text}"
+            raise CommError(naming(text, self._global_ranks), code) from error
 
     def _ended_ranks(self) -> str:
         """ ", as rank 1 has ended", where that is known."""

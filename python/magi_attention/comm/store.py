@@ -48,10 +48,13 @@ class PatientStore:
             self._unanswered = asked
             text = f"the group's store gave no answer within its timeout of {self._seconds:g} s"
             raise CommError(f"{text}: the process that hosts it may be stopped", CommError.TIMEOUT)
-        result, error = found[0]
-        if error is not None:
-            raise error
-        return result
+        result, error = found.pop()
+        try:
+            if error is not None:
+                raise error
+            return result
+        finally:
+            del error  # which holds this frame
 
     def set(self, key: str, value: bytes | str) -> None:
         self._ask("set", key, value)
