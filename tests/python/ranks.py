@@ -80,9 +80,17 @@ def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
         # Another rank may still be about to connect in a group whose making has ended here.
         with contextlib.suppress(RuntimeError):  # ranks that are being stopped
             dist.barrier(groups[size])
-        # Threads of a gloo group poll as long as it lives.
-        for group in set(distributed_c10d._world.pg_map) - kept:
-            dist.destroy_process_group(group)
+        _end_groups_but(kept)
+
+
+def _end_groups_but(kept: set) -> None:
+    """Threads of a gloo group poll as long as it lives. A group is held by its name in a frame, and
+    its other ranks may wait until it is let go of: hence a frame that ends.
+    """
+    from torch.distributed import distributed_c10d
+
+    for group in set(distributed_c10d._world.pg_map) - kept:
+        distributed_c10d.destroy_process_group(group)
 
 
 def fork_server():
