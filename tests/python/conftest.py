@@ -10,7 +10,15 @@ import pytest
 
 from ranks import Ranks, fork_server
 
-fork_server()  # which imports while tests are collected; here pytest keeps what ranks will print
+
+def pytest_configure(config):
+    # It imports while tests are collected. Workers of pytest-xdist have one each, and their parent,
+    # which runs no test, none.
+    if not getattr(config.option, "numprocesses", None):
+        capture = config.pluginmanager.getplugin("capturemanager")
+        capture.resume_global_capture()  # what ranks will print is kept
+        fork_server()
+        capture.suspend_global_capture()
 
 
 @pytest.fixture(params=range(3), ids=lambda seed: f"seed{seed}")

@@ -36,7 +36,7 @@ def structs_with_strides():
                     yield kind
 
 
-@pytest.mark.parametrize("kind", {Tensor, *structs_with_strides()})
+@pytest.mark.parametrize("kind", dict.fromkeys((Tensor, *structs_with_strides())))
 def test_tensors_of_ctypes(kind):
     offsets = [getattr(kind, field).offset for field in FIELDS]
     assert (ctypes.sizeof(kind), *offsets) == TENSOR_LAYOUT
