@@ -191,12 +191,12 @@ def test_later_refusal(group, who: int):
         for _ in range(2):
             refuses(lambda: api.calc_attn(q, k[1:], v, key), ValueError, "k has")
         if rank == late:
-            time.sleep(0.8)
+            time.sleep(0.4)
     api.calc_attn(q, k, v, key)
     begin = time.monotonic()
     if rank == who:
         refuses(lambda: api.calc_attn(q, k[1:], v, key), ValueError, "k has")
-        time.sleep(1.5)
+        time.sleep(0.6)
         refuses(lambda: api.calc_attn(q, k, v, key), CommError, "aborted: rank")  # no row was sent
     else:
         text = f"rank {who} refused its arguments: ValueError: k has"
@@ -232,7 +232,7 @@ def test_later_refusal_while_others_compare(group, who):
             assert time.monotonic() - begin < SOON
             dist.barrier(others)
         if rank == who:
-            time.sleep(1.2 * (number != 1))
+            time.sleep(0.5 * (number != 1))
         assert api.calc_attn(q, k, v, key, **given)[0].isfinite().all()
 
 
@@ -338,7 +338,7 @@ def test_later_agreement(group):
     rank = dist.get_rank(group)
     for number in range(6):
         if rank == number % 2:
-            time.sleep(0.6)
+            time.sleep(0.4)
         assert _changed(group, {"softcap": 1.0 + number // 2})[0].isfinite().all()
 
 
