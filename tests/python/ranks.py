@@ -81,6 +81,8 @@ def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
         with contextlib.suppress(RuntimeError):  # ranks that are being stopped
             dist.barrier(groups[size])
         _end_groups_but(kept)
+        if "magi_attention._group_holders" in sys.modules:  # lets go when it sees another group
+            sys.modules["magi_attention._group_holders"].note_group(groups[size])
 
 
 def _end_groups_but(kept: set) -> None:
