@@ -25,6 +25,7 @@ from transformers import (
 )
 from trl import SFTConfig, SFTTrainer
 
+from magi_attention.integrations.batches import MagiBatchCollator
 from magi_attention.integrations.trainer import MagiCallback, MagiCollator, use
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
@@ -48,6 +49,7 @@ def tiny():
 def main() -> None:
     parser = argparse.ArgumentParser(description="TRL's SFTTrainer under context parallelism")
     parser.add_argument("--cp-size", type=int, default=1, help="ranks that share a batch")
+    parser.add_argument("--plan-batches", action="store_true", help="of all ranks, without --cp-size")
     parser.add_argument("--model", help="of the hub or a folder; default: a tiny one")
     parser.add_argument("--data", help="a file of JSON lines with text; default: a few documents")
     parser.add_argument("--rows", type=int, default=512, help="tokens of a sample at most")
@@ -74,7 +76,11 @@ def main() -> None:
         gradient_checkpointing=bool(given.model), bf16=given.bf16, fsdp=given.fsdp,
         fsdp_config={"version": 2} if given.fsdp else None, use_cpu=not torch.cuda.is_available(),
     )  # fmt: skip
-    collator = MagiCollator(use(model), cp_size=given.cp_size, is_same_on_ranks=True)
+    if given.plan_batches:
+        rows = given.rows * arguments.per_device_train_batch_size
+        collator = MagiBatchCollator(use(model), rows_per_rank=rows)
+    else:
+        collator = MagiCollator(use(model), cp_size=given.cp_size, is_same_on_ranks=True)
     trainer = SFTTrainer(
         model, arguments, train_dataset=parts["train"], eval_dataset=parts["test"],
         processing_class=tokenizer, callbacks=[MagiCallback(collator)],
