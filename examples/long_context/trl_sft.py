@@ -49,7 +49,7 @@ def tiny():
 def main() -> None:
     parser = argparse.ArgumentParser(description="TRL's SFTTrainer under context parallelism")
     parser.add_argument("--cp-size", type=int, default=1, help="ranks that share a batch")
-    parser.add_argument("--plan-batches", action="store_true", help="of all ranks, without --cp-size")
+    parser.add_argument("--plan-batches", action="store_true", help="over all ranks, no --cp-size")
     parser.add_argument("--model", help="of the hub or a folder; default: a tiny one")
     parser.add_argument("--data", help="a file of JSON lines with text; default: a few documents")
     parser.add_argument("--rows", type=int, default=512, help="tokens of a sample at most")
