@@ -42,7 +42,7 @@ from magi_attention.functional.latent_attn import LatentAttention, attend_to_lat
 from magi_attention.functional.latent_price import LatentPrice, price_latents
 from magi_attention.functional.needed_rows import plan_of_keys
 from magi_attention.functional.rows import dispatch_padded, roll_p2p, undispatch_func
-from magi_attention.functional.sparse_dist_attn import NeededKeys, attend_to_chosen_keys, chosen_of
+from magi_attention.functional.sparse_dist_attn import NeededKeys, attend_to_chosen_keys
 from magi_attention.masks import Mask
 from magi_attention.rows import Rows, num_valid_rows
 from magi_attention.training_memory import ModelShape, Training, TrainingMemory, memory_of_plan
@@ -485,8 +485,8 @@ class BoundPlan:
         than the plan's, with or without padding; NotImplementedError for another backend.
         """
         sizes = q_block_size, sparse_k_block_size
-        chosen = chosen_of(index_sparse_indices, block_mask, sizes, is_causal)
-        return attend_to_chosen_keys(self, (q, k, v), chosen, (softmax_scale, softcap))
+        given = index_sparse_indices, block_mask, sizes, is_causal
+        return attend_to_chosen_keys(self, (q, k, v), given, (softmax_scale, softcap))
 
     @cached_property
     def latents(self) -> LatentAttention:

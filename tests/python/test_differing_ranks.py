@@ -117,20 +117,19 @@ def test_refused_chosen_keys(group):
     lists = torch.zeros(bound.local_rows, HEADS[1], 1, dtype=torch.int32)
     q, k, v = inputs(bound)
 
-    def refused(**options) -> None:
+    def refused(wrong: tuple = (lists[1:],), what: str = "has shape", **options) -> None:
         begin = time.monotonic()
         if dist.get_rank(group) == 0:
-            wrong = q, k, v, lists[1:]
-            refuses(lambda: bound.calc_sparse_attn(*wrong), ValueError, "indices has shape")
+            refuses(lambda: bound.calc_sparse_attn(q, k, v, *wrong), ValueError, what)
         else:
-            text = "rank 0 refused its arguments.*: ValueError: index_sparse_indices has"
+            text = f"rank 0 refused its arguments.*: ValueError: index_sparse_indices.* {what}"
             refuses(lambda: sparse(bound, **options), CommError, text)
         assert time.monotonic() - begin < SOON
         dist.barrier(group)
 
     refused()
     assert sparse(bound).isfinite().all()
-    refused(softcap=3.0)
+    refused((), "neither of them", softcap=3.0)
     assert sparse(bound).isfinite().all()
     refused()  # rows were waited for, so that the group is over
 

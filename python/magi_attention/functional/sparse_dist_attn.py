@@ -174,15 +174,16 @@ class HasKeys(Protocol):
 def attend_to_chosen_keys(
     bound: HasKeys,
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    chosen: Chosen,
+    given: tuple,
     numbers: tuple[float | None, float],
 ) -> tuple[torch.Tensor, SparseForwardMeta]:
-    """chosen: by rows of the sequence; numbers: softmax_scale and softcap. See
+    """given: what chosen_of takes, by rows of the sequence; numbers: softmax_scale and softcap. See
     BoundPlan.calc_sparse_attn.
     """
     needed, attention = bound.needed_keys, bound.attention
-    is_late = callable(chosen.entries)
     try:
+        chosen = chosen_of(*given)
+        is_late = callable(chosen.entries)
         q, k, v = check_qkv(*qkv)
         check_own_backend(attention.local_shape.backend)
         _check_shapes((q, k, v), attention.local_shape)
@@ -195,8 +196,8 @@ def attend_to_chosen_keys(
     except Exception as error:
         attention.refuse(error)
         raise
-    options = Options(scale, softcap)
-    call = attention.begin_gathered(q, v, options, sparse_k_block_size=chosen.k_size)
+    agreed = Options(scale, softcap)
+    call = attention.begin_gathered(q, v, agreed, sparse_k_block_size=chosen.k_size)
     if is_late:
 
         def choose() -> _Found:
@@ -208,10 +209,10 @@ def attend_to_chosen_keys(
         k, v = needed.gather((k, v), call, blocks.rows)
     numbers = *numbers, not attention.is_fast_backward
     if chosen.is_of_rows:
-        given = *numbers[:2], False, 0, numbers[2]
+        options = *numbers[:2], False, 0, numbers[2]
         lists = local.entries
         out, meta = attend_to_lists(
-            (q, k, v), lists, chosen.k_size, (None, "sh"), given, needed.refuse
+            (q, k, v), lists, chosen.k_size, (None, "sh"), options, needed.refuse
         )
     else:
         out, meta = _attend_to_blocks((q, k, v), chosen, local.entries, numbers, blocks.runs)
@@ -320,7 +321,7 @@ def _local(chosen: Chosen, q: torch.Tensor, heads_kv: int, total: int, blocks: K
             mask = mask & (torch.arange(shape.num_k, device=q.device) < blocks.end.view(-1, 1))
         local = pad(mask, (0, 1)).index_select(2, blocks.ids)
         is_absent = mask & (blocks.places[2:-1] == _ABSENT)
-        word = error_word_of_lists(torch.where(is_absent, _ABSENT, -1), 0)
+        word = error_word_of_lists(is_absent.to(torch.int8), 1)
         check_word(word, "block_mask")
         return _Found(local, None if blocks.has_all else is_absent.any(2).T, word)
     of_queries = shape.num_q, heads_kv
