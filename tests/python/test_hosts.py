@@ -11,7 +11,7 @@ from ranks import launch
 
 CASES = pathlib.Path(__file__).with_name("host_cases.py")
 VICTIM = 3
-SOON = 2.0
+SOON = 20.0  # seconds; who waits for a timeout waits for 100
 
 
 @pytest.fixture(scope="module")

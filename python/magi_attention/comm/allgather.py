@@ -18,7 +18,7 @@ class StoreAllgather:
     def __init__(self, lives: Lives, timeout: datetime.timedelta) -> None:
         self._lives, self._timeout = lives, timeout
         self._store, self._rank, self._num_ranks = lives.store, lives.rank, lives.num_ranks
-        # The how manieth of this rank's.
+        # Which of this rank's groups it is, counted.
         self._group = self._store.add(f"{_PREFIX}/groups/{self._rank}", 1)
         self._call = 0
 

@@ -48,7 +48,7 @@ class FirstCalls:
         self._store, self._rank, self._num_ranks = PatientStore(store, timeout), rank, num_ranks
         self._timeout, self._global_ranks = timeout, global_ranks
         store = self._store
-        self._group = store.add(f"{_PREFIX}/groups/{rank}", 1)  # the how manieth of this rank's
+        self._group = store.add(f"{_PREFIX}/groups/{rank}", 1)  # this rank's groups, counted
         self.later = LaterCalls(store, rank, num_ranks)
         self.lives = Lives(store, rank, num_ranks)
         self.have_agreed = False  # in any round

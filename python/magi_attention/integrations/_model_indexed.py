@@ -179,7 +179,8 @@ def _attend_by_scores(
     both = bound.gather_needed(torch.cat((k, v), 2))
     k, v = (x.unbind(1) for x in both.split((k.shape[2], v.shape[2]), 2))
     places = bound.needed_keys.blocks(rows, 1, q.device).places[2:]
-    keys = torch.where(chosen < 0, len(both), places[chosen])
+    keys = places[chosen]  # of -1 the last place, which is none
+    keys = keys.masked_fill(keys < 0, len(both))
     strip = max(1, _STRIP_SCORES // max(1, len(both)))
     columns = []
     for head, of_head in enumerate(q.unbind(1)):

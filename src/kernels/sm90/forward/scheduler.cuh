@@ -76,8 +76,9 @@ class Scheduler {
   }
 
  private:
-  /// Begins with an item, of which the list alone has been read: waits for the kernels before. Who
-  /// takes a later first item than one for each CTA need not: another CTA has waited.
+  /// Begins with an item, of which the list alone has been read: waits for the kernels before. A
+  /// CTA that starts so late that others have taken as many items as there are CTAs need not wait:
+  /// those have.
   __device__ __forceinline__ void begin(const Item& item) const {
     if (params_.is_beside) return;
     if (item.record_begin < item.record_end) ptx::prefetch(params_.records + item.record_begin);
