@@ -39,3 +39,13 @@ def test_losses(ranks, tmp_path, options):
     for wanted, found in zip(alone, shared):
         for name in wanted.keys() & NAMES:
             assert found[name] == pytest.approx(wanted[name], rel=1e-4), name
+
+
+def test_planned_batches(ranks, tmp_path):
+    """Ranks that share planned batches have the losses of replicas."""
+    replicas = ranks.run(4, run_rank, tmp_path / "replicas")[0]
+    planned = ranks.run(4, run_rank, tmp_path / "planned", "--plan-batches")[0]
+    assert len(replicas) == 3
+    for wanted, found in zip(replicas, planned):
+        for name in wanted.keys() & NAMES:
+            assert found[name] == pytest.approx(wanted[name], rel=1e-4), name
