@@ -104,9 +104,8 @@ def error_word_of_lists(lists: torch.Tensor, num_k: int) -> torch.Tensor:
     row-major order, or -1.
     """
     is_bad = ((lists < -1) | (lists >= num_k)).flatten()
-    places = torch.arange(is_bad.shape[0], device=lists.device)
-    first = torch.where(is_bad, places, is_bad.shape[0]).amin() if is_bad.shape[0] else is_bad.sum()
     num_bad = is_bad.sum()
+    first = is_bad.to(torch.uint8).argmax() if is_bad.shape[0] else num_bad
     return torch.stack((num_bad, torch.where(num_bad > 0, first, -1)))
 
 
