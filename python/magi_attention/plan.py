@@ -468,8 +468,7 @@ class BoundPlan:
     ) -> tuple[torch.Tensor, SparseForwardMeta]:
         """Attention of this rank's rows q, k, v [rows, heads, dim] to keys that are chosen anew in
         every call, inside of the plan's mask. Collective. On GPUs the host waits in the first call
-        of a shape alone. One of these tells the keys, or a function that gives it, while they come
-        to a GPU:
+        of a shape alone. One of these tells the keys, or a function that is called as they come:
         - index_sparse_indices: int32 [rows, heads_kv, n], rows of the sequence, or blocks of
           sparse_k_block_size of them, in any order; -1: none; one that stands n times counts n
           times. With q_block_size one list for so many of this rank's rows, [q_blocks, heads_kv, n]
