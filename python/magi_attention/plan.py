@@ -467,21 +467,20 @@ class BoundPlan:
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, SparseForwardMeta]:
         """Attention of this rank's rows q, k, v [rows, heads, dim] to keys that are chosen anew in
-        every call, inside of the plan's mask. Collective. On GPUs the host waits in the first call
-        of a shape alone. One of these tells the keys, or a function that is called as they come:
+        every call, within the plan's mask. Collective. On GPUs the host waits only in the first
+        call of a shape. Give one of these, or a function that returns it, called while keys come:
         - index_sparse_indices: int32 [rows, heads_kv, n], rows of the sequence, or blocks of
-          sparse_k_block_size of them, in any order; -1: none; one that stands n times counts n
-          times. With q_block_size one list for so many of this rank's rows, [q_blocks, heads_kv, n]
+          sparse_k_block_size of them, in any order; -1: none; an entry that occurs n times counts n
+          times. With q_block_size [q_blocks, heads_kv, n]: a list for each block of own rows
         - block_mask: bool [heads_kv or 1, q_blocks of this rank's rows, k_blocks of the sequence]
 
-        is_causal: of blocks that blocks of queries see, a query sees no key behind itself.
-        q_block_size, with is_causal sparse_k_block_size too, divides the plan's chunk_size. All
-        keys come that a query of this rank could see under the plan's mask, and any of these may be
-        named, of blocks whole ones. Results of a query for which others are named are NaN. Entries
-        outside the sequence count as none. meta.error_word tells of both kinds, which with
-        MAGI_ATTENTION_SANITY_CHECK=1 are ValueError.
+        is_causal, for blocks of queries: no query sees a key after itself. q_block_size (with
+        is_causal also sparse_k_block_size) divides the plan's chunk_size. The keys that this rank's
+        queries may see under the plan's mask come. Any of these may be named, of blocks whole ones;
+        results of a query that names others are NaN. Entries outside the sequence count as none.
+        meta.error_word counts both kinds; MAGI_ATTENTION_SANITY_CHECK=1 makes them ValueError.
 
-        Returns out and a meta with lse, which gradients come through. ValueError for other shapes
+        Returns out and a meta with lse; both pass gradients on. ValueError for other shapes
         than the plan's, with or without padding; NotImplementedError for another backend.
         """
         sizes = q_block_size, sparse_k_block_size

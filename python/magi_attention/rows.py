@@ -30,7 +30,7 @@ class Rows:
     others are collective, in the same order on all ranks.
 
     count: own rows, padding included; num_valid: those that come before the padding; chunk_size:
-    rows that are placed together; is_alone: whether there is one rank.
+    rows that are placed together; is_alone: whether there is only one rank.
     """
 
     def __init__(

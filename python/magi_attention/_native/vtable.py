@@ -246,8 +246,8 @@ class _Supplied:
 
     @property
     def vtable(self) -> _Vtable:
-        """A table, which keeps this object. This object does not keep it: a cycle would hold the
-        transport's group until Python looks for cycles, while other ranks wait for its end.
+        """A table that keeps this object alive. This object does not keep the table: a cycle would
+        hold the transport's group until Python looks for cycles, while ranks wait for its end.
         """
         transport = self.transport
         return _Vtable(

@@ -314,7 +314,7 @@ def calc_sparse_attn(
     is_causal: bool = False,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
     """BoundPlan.calc_sparse_attn by a key: attention of this rank's rows to keys that are chosen in
-    every call, inside of what the key's mask allows for. MagiAttention has no such function.
+    every call, within the key's mask. MagiAttention has no such function.
     """
     return runtime_of(key).bound.calc_sparse_attn(
         q, k, v, index_sparse_indices, sparse_k_block_size, softmax_scale, softcap,

@@ -293,7 +293,7 @@ def global_ranks_of(group: dist.ProcessGroup) -> str:
 
 
 def naming(text: str, global_ranks: str) -> str:
-    """The text, which names the ranks of a group, with their numbers among all processes."""
+    """Adds to a text that names ranks of a group their numbers among all processes."""
     return text if global_ranks in text else text + global_ranks
 
 

@@ -84,7 +84,7 @@ class Lives:
     def __init__(self, store: PatientStore, rank: int, num_ranks: int) -> None:
         self.store, self.rank, self.num_ranks = store, rank, num_ranks
         self._peers: dict[int, socket.socket] = {}
-        self._hosts = {rank: socket.gethostname()}  # of ranks that have told
+        self._hosts = {rank: socket.gethostname()}  # known ones, by rank
         self._ended: set[int] = set()
         with contextlib.suppress(OSError):
             port = _listener().getsockname()[1]
@@ -126,7 +126,7 @@ class Lives:
                     self._ended.add(rank)
 
     def named(self, ranks: list[int]) -> str:
-        """ "ranks 0 on host1, 2 on host2", or without hosts where all known ranks are on one."""
+        """ "ranks 0 on host1, 2 on host2", or without hosts if all known ranks are on one."""
         known = self._hosts if len(set(self._hosts.values())) > 1 else {}
         names = [f"{rank} on {known[rank]}" if rank in known else str(rank) for rank in ranks]
         return f"rank{'s' * (len(ranks) != 1)} {', '.join(names) or 'none'}"
@@ -139,8 +139,8 @@ class Lives:
         what: str,
         look: Callable[[], str | None] = lambda: None,
     ) -> bytes | str:
-        """What PatientStore.wait_for gives for a key that a rank is to set. CommError that names
-        it, and its host if known, also where its process has ended.
+        """PatientStore.wait_for for a key that `rank` will set. CommError names the rank, and its
+        host if known, also if its process has ended.
         """
 
         def look_at_rank() -> str | None:
@@ -148,7 +148,7 @@ class Lives:
                 raise CommError("its process has ended", CommError.PEER_DIED)
             return look()
 
-        self.has_ended(rank)  # which reads where it is
+        self.has_ended(rank)  # reads the rank's host
         own, awaited = (self.named([each]) for each in (self.rank, rank))
         return self.store.wait_for(key, timeout, f"{own} waited for {awaited} {what}", look_at_rank)
 

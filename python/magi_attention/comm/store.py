@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store of a process group, of which no question waits for ever."""
+"""The store of a process group. No request to it waits for ever."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PatientStore:
                 raise error
             return result
         finally:
-            del error  # which holds this frame
+            del error  # it holds this frame
 
     def set(self, key: str, value: bytes | str) -> None:
         self._ask("set", key, value)

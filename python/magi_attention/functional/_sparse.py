@@ -129,8 +129,8 @@ class SparseForwardMeta(AttnForwardMeta):
     """error_word: int64 [2] on the device of the lists or the mask. Its first number tells how much
     was not computed as given, 0: nothing. Of lists that is entries that are no block of the keys,
     which count as none, and the second number is the place of the first in row-major order (-1:
-    none). Of a mask it is runs beyond max_runs, and then all results are NaN; over ranks likewise
-    entries of blocks that did not come, whose queries' results are NaN.
+    none). Of a mask it is runs beyond max_runs, and then all results are NaN. Over ranks
+    entries of blocks that did not come count too; results of their queries are NaN.
     """
 
     error_word: torch.Tensor | None = None

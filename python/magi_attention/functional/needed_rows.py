@@ -81,9 +81,9 @@ class NeededRows:
     def gather(
         self, tensors: tuple[torch.Tensor, ...], call: int, rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, ...]:
-        """Each of the tensors, own rows, with the rows of others behind them; gradients of these go
-        back to their owners and are added in the order of the ranks. Collective; call: equal on all
-        ranks. rows: which of these rows, once each, None: all.
+        """Own rows of each tensor, followed by the rows of others. Gradients of the rows of others
+        go back to their owners and are added in rank order. Collective; call: equal on all ranks.
+        rows: the rows of the result to return, once each; None: all.
         """
         if not self.moves_rows and rows is None:
             return tensors
@@ -187,6 +187,6 @@ class _Gather(torch.autograd.Function):
 
 
 def _spread(gradient: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """The gradient of num_rows rows by that of some of them."""
+    """The gradient of num_rows rows from that of `rows`; it is 0 elsewhere."""
     whole = gradient.new_zeros((num_rows, *gradient.shape[1:]))
     return whole.index_copy_(0, rows, gradient)

@@ -39,14 +39,13 @@ _OUTSIDE, _ABSENT = -2, -3  # in place of entries outside the sequence, and of t
 
 
 class KeyBlocks(NamedTuple):
-    """Blocks of the sequence that are here as a whole. places: int32 [blocks + 3], of each from the
-    third on its number among the blocks that lie here, or _ABSENT; in front of them _OUTSIDE and
-    -1, behind them _OUTSIDE. ids: int64, which block of the sequence each one that lies here is, or
-    how many there are: none. rows: of gather's result that hold these blocks, one behind the other;
-    None: all of them. has_all: whether no block is absent. For causal masks, else empty: end: int64
-    [q_blocks], the first block of the sequence that lies behind each block of queries; and runs:
-    (begin, end, keys) of own rows that follow each other in the sequence, and how many of the keys
-    here do not come behind them, which are the first ones.
+    """The blocks of the sequence that lie here whole. places: int32 [blocks + 3]: _OUTSIDE, -1, for
+    each block of the sequence its number among those here, or _ABSENT, and _OUTSIDE at the end.
+    ids: int64, the block of the sequence that each block here is; the number of blocks means none.
+    rows: the rows of gather's result that hold these blocks, in sequence; None: all rows. has_all:
+    whether no block is absent. Filled for causal masks alone: end: int64 [q_blocks], the first
+    block of the sequence after each block of queries. runs: (begin, end, keys): own rows that
+    follow each other in the sequence; the first `keys` of the keys here do not come after them.
     """
 
     places: torch.Tensor
@@ -58,8 +57,8 @@ class KeyBlocks(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Lists, or a mask, of blocks of so many keys for blocks of so many queries; or a function that
-    gives them. is_causal: queries see no key behind themselves.
+    """Lists or a mask, or a function that returns them, for blocks of q_size queries and k_size
+    keys. is_causal: no query sees a key after itself.
     """
 
     entries: torch.Tensor | Callable[[], torch.Tensor]
@@ -75,7 +74,7 @@ class Chosen(NamedTuple):
 
 
 def chosen_of(lists, mask, sizes: tuple[int, int], is_causal: bool) -> Chosen:
-    """The one that is given of both; ValueError unless it is one."""
+    """Takes the lists or the mask; ValueError unless exactly one is given."""
     if (lists is None) == (mask is None):
         what = "neither of them is" if mask is None else "both are"
         raise ValueError(f"index_sparse_indices, block_mask: {what} given; allowed: one of them")
@@ -84,9 +83,9 @@ def chosen_of(lists, mask, sizes: tuple[int, int], is_causal: bool) -> Chosen:
 
 
 class _Found(NamedTuple):
-    """Chosen entries as blocks that lie here; whether those of a block of queries and a kv head, or
-    of all of them, name absent ones, [q_blocks, heads], None: no; the error word, None: the one
-    that attention gives.
+    """entries: the chosen ones, numbered by the blocks here. is_missing: bool [q_blocks, heads_kv
+    or 1], whether entries of a block of queries name absent blocks; None: none do. word: the error
+    word; None: the one that attention gives.
     """
 
     entries: torch.Tensor
@@ -95,7 +94,7 @@ class _Found(NamedTuple):
 
 
 class NeededKeys(NeededRows):
-    """The keys of a plan on one rank, and where each block of the sequence is among them."""
+    """The keys of a plan on one rank, and where each block of the sequence lies among them."""
 
     def __init__(self, keys: PlanHandle, rank: int, rows: Rows) -> None:
         super().__init__(keys, rank, rows)
@@ -106,8 +105,8 @@ class NeededKeys(NeededRows):
     def blocks(
         self, num_rows: int, size: int, device: torch.device, causal_size: int = 0
     ) -> KeyBlocks:
-        """The blocks of so many keys among the rows that gather gives for num_rows own rows.
-        causal_size: of blocks of queries under a causal mask, 0: there is none.
+        """The blocks of `size` keys among the rows that gather returns for num_rows own rows.
+        causal_size: the queries of a block under a causal mask; 0: the mask is not causal.
         """
         kind = num_rows, size, device, causal_size
         found = self._found.get(kind)
@@ -125,16 +124,16 @@ class NeededKeys(NeededRows):
 
 
 def _runs_of(own: torch.Tensor, keys: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
-    """KeyBlocks.runs; keys: their rows of the sequence, ascending."""
+    """KeyBlocks.runs; own, keys: their rows of the sequence, those of keys ascending."""
     ends = [*(own.diff() != 1).nonzero().flatten().add(1).tolist(), len(own)]
     counts = torch.searchsorted(keys, own[torch.tensor(ends, device="cpu") - 1], right=True)
     return tuple(zip([0, *ends], ends, counts.tolist()))
 
 
 def _blocks_of(here: torch.Tensor, size: int, total: int, in_order: bool) -> KeyBlocks:
-    """here: the row of the sequence of each row that is here, -1: none. Rows stay where they are if
-    each whole block begins at a multiple of its size, and the last one, if shorter, ends the rows;
-    in_order: if they are ascending rows of whole blocks.
+    """here: for each row here its row of the sequence; -1: none. Rows stay in place if each whole
+    block begins at a multiple of its size, and a shorter last block ends the rows; with in_order,
+    if they are whole blocks in ascending order.
     """
     num_rows, num_blocks = here.shape[0], -(-total // size)
     row_of = here.new_full((num_blocks * size,), -1)
@@ -257,14 +256,14 @@ def _attend_to_blocks(
 
 
 def _gather_beside(needed: NeededKeys, kv: tuple, call: int, rows, choose: Callable):
-    """Needed keys, and choose(), which computes on a GPU while they come."""
+    """Needed keys, and choose(), which on a GPU computes while the keys come."""
     try:
         if not kv[0].is_cuda:
             return needed.gather(kv, call, rows), choose()
         current = torch.cuda.current_stream(kv[0].device)
         beside = _beside(kv[0].device)
         beside.wait_stream(current)
-        with torch.cuda.stream(beside):  # the gradients go back on it, too
+        with torch.cuda.stream(beside):  # gradients go back on this stream, too
             found = needed.gather(kv, call, rows)
         local = choose()
     except Exception as error:
@@ -282,7 +281,7 @@ def _beside(device: torch.device) -> torch.cuda.Stream:
 
 
 def _with_sizes(chosen: Chosen, needed: NeededKeys) -> Chosen:
-    """Blocks of keys are no longer than the sequence. ValueError for other sizes."""
+    """Cuts blocks of keys to the sequence. ValueError for sizes that are not allowed."""
     check_int("q_block_size", chosen.q_size, 1, MAX_BLOCK_SIZE)
     most = MAX_BLOCK if chosen.is_of_rows else MAX_BLOCK_SIZE
     check_int("sparse_k_block_size", chosen.k_size, 1, most)
@@ -313,7 +312,9 @@ def _check_shapes(qkv: tuple[torch.Tensor, ...], local_shape: LocalShape) -> Non
 
 
 def _local(chosen: Chosen, q: torch.Tensor, heads_kv: int, total: int, blocks: KeyBlocks) -> _Found:
-    """Entries of lists that are no block here stay none, those of a mask are left out."""
+    """Numbers entries by the blocks here. In lists, entries of no block here become none; in a mask
+    they are left out.
+    """
     shape = Blocks(q.shape[0], total, chosen.q_size, chosen.k_size)
     if chosen.is_mask:
         mask = check_mask(chosen.entries, shape, heads_kv, q.device)

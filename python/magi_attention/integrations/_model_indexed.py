@@ -22,14 +22,14 @@ from magi_attention.plan import BoundPlan
 # What a forward of an indexer takes, beside what only some do, and what it calls.
 _TAKEN = {"hidden_states", "position_embeddings", "attention_mask", "position_ids", "cache"}
 _CALLED = {"update_indexer", "masked_fill", "topk"}
-_STRIP_SCORES = 1 << 26  # that are computed at once, by an indexer over its heads
-_LISTED_DIM = 128  # up to which kernels on a GPU take lists of keys
+_STRIP_SCORES = 1 << 26  # computed at once, by an indexer for all its heads
+_LISTED_DIM = 128  # the largest head dim for which kernels on a GPU take lists of keys
 
 
 class _Choice(NamedTuple):
-    """What the queries of a rank may choose from: rows of the sequence, int64 [keys], ascending;
-    where these are among needed rows; and runs of needed rows that queries see: as Mask.runs the
-    offsets, in host memory, and the runs, and the query of each run.
+    """The choices of the queries of a rank: rows of the sequence, int64 [keys], ascending;
+    their places among needed rows; and the runs of needed rows that queries see, with the query of
+    each run and, in host memory, the offsets of Mask.runs.
     """
 
     ids: torch.Tensor
@@ -170,8 +170,8 @@ def _are_for_lists(q: torch.Tensor) -> bool:
 def _attend_by_scores(
     bound: BoundPlan, qkv: tuple, chosen: torch.Tensor, numbers: tuple[float, float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse by torch's own operators, which score all needed keys: of one head, for a strip
-    of rows at a time, again in the backward. chosen [rows, n]; numbers: scaling, softcap.
+    """out and lse by torch's own operators. They score all needed keys, one head and strip of rows
+    at a time, and again in the backward. chosen [rows, n]; numbers: scaling, softcap.
     """
     q, k, v = qkv
     rows, heads = q.shape[:2]
@@ -179,7 +179,7 @@ def _attend_by_scores(
     both = bound.gather_needed(torch.cat((k, v), 2))
     k, v = (x.unbind(1) for x in both.split((k.shape[2], v.shape[2]), 2))
     places = bound.needed_keys.blocks(rows, 1, q.device).places[2:]
-    keys = places[chosen]  # of -1 the last place, which is none
+    keys = places[chosen]  # -1 reads the last place, which is none
     keys = keys.masked_fill(keys < 0, len(both))
     strip = max(1, _STRIP_SCORES // max(1, len(both)))
     columns = []
@@ -197,7 +197,7 @@ def _attend_by_scores(
 
 
 def _attend_strip(q, keys, k, v, scaling: float, softcap: float):
-    """out and lse of q [rows, dim] and k, v [n, ...]; keys [rows, entries], n: none."""
+    """out and lse of q [rows, dim] over k, v [n, ...]; keys [rows, entries]; key n is none."""
     seen = torch.zeros((len(q), len(k) + 1), dtype=torch.bool, device=q.device)
     seen = seen.scatter(1, keys.long(), True)[:, :-1]
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -205,7 +205,7 @@ def _attend_strip(q, keys, k, v, scaling: float, softcap: float):
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     is_blind = ~seen.any(1)
-    # Rows that see nothing, of padding: their gradient is 0, where that of -inf is NaN.
+    # Padding rows see nothing. Unmasked scores give them gradient 0; scores of -inf would give NaN.
     scores = scores.masked_fill(~(seen | is_blind.unsqueeze(1)), -torch.inf)
     lse = scores.logsumexp(1)
     weights = (scores - lse.unsqueeze(1)).exp() * seen
