@@ -181,9 +181,9 @@ std::int64_t backward_workspace_bytes(const BackwardArgs& args, std::int64_t num
 
 /// Does the above with the plain list (BackwardTuning::is_plain) made on the device in stream
 /// order: nothing waits and the host reads no slice, so the call can be captured in a graph, with
-/// the forward before it, and replayed with other slices in the same tensors. Bad slices as in the
-/// forward; where records or their semaphore values do not fit the workspace dq, dk and dv become
-/// NaN. The report tells of both. Throws InvalidArgument naming the tensor, CudaError when a launch
+/// the forward before it, and replayed with other slices in the same tensors. Bad slices act as in
+/// the forward. If records or their semaphore values do not fit the workspace, dq, dk and dv become
+/// NaN. The report says both. Throws InvalidArgument naming the tensor, CudaError when a launch
 /// fails.
 void attention_backward_cuda(const BackwardArgs& args, const DeviceSlices& slices,
                              const DeviceWorkspace& workspace, const DeviceBackwardTuning& tuning,

@@ -18,10 +18,10 @@ namespace {
 
 constexpr double kNever = 1e30;
 
-/// Which samples spread, and over how many ranks at least. By time: those longer than `threshold`
-/// times the bound, over the fewest on which they end at `level` times the bound. By rows: those
-/// with more than `rows` of a rank's, over the fewest with no more each, or as many as a power of
-/// two.
+/// A rule for which samples spread, and over how many ranks at least. By time: samples longer than
+/// `threshold` times the bound spread over the fewest ranks on which they end at `level` times the
+/// bound. By rows: samples with more than `rows` of a rank's rows spread over the fewest ranks with
+/// no more each, or over that number rounded up to a power of two.
 struct Shape {
   double level = 1.0;
   double threshold = 1.0;

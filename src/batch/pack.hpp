@@ -14,8 +14,8 @@ struct Packing {
   std::vector<std::vector<Work>> whole;  ///< [slots]
   std::vector<Spread> spreads;
   Ticks longest = 0;  ///< time of a slot
-  /// The mean of what a pipeline takes, the longest micro-batch as often as there are any, and of
-  /// all micro-batches one after the other.
+  /// The mean of two times: of a pipeline, the longest micro-batch times their number, and of all
+  /// micro-batches one after the other.
   double step = 0.0;
 };
 

@@ -68,7 +68,7 @@ std::int32_t least_micro_batches(const BatchWork& work, const BatchConfig& confi
 /// No micro-batch of `num_micro_batches` equal ones is shorter: all ranks together have at least
 /// the work of all samples, and what is fetched by the least ranks that a sample can spread over.
 Ticks bound_of(const BatchWork& work, const BatchConfig& config, std::int32_t num_micro_batches);
-/// No step is shorter: with more micro-batches than memory asks for, the bound only rises.
+/// A step that no plan can beat: with more micro-batches than memory needs, the bound only rises.
 double step_bound(const BatchWork& work, const BatchConfig& config);
 
 }  // namespace magi::batch

@@ -186,8 +186,8 @@ class PlacedMask {
     return known_.back();
   }
 
-  /// The placement that was asked for, and where rows are dear to get into a node, others to choose
-  /// from: less even ones may move less.
+  /// The placement that was asked for and, if rows between nodes are dear, others to choose from:
+  /// less even ones may move less.
   std::vector<Placement> placements_for_nodes(PlacementConfig how) const {
     constexpr std::int32_t kDear = 12;
     const NodeShape nodes{config_.devices_per_node, crossing_price(config_.cost)};

@@ -33,7 +33,7 @@ class FailureChannel {
   FailureChannel(const FailureChannel&) = delete;
   FailureChannel& operator=(const FailureChannel&) = delete;
 
-  /// What texts call the ranks; "rank 0" and so on at first. [num_ranks].
+  /// Sets the ranks' names in messages, [num_ranks]; at first they are "rank 0" and so on.
   void name_ranks(std::vector<std::string> names) { names_ = std::move(names); }
   const std::string& name_of(std::int32_t rank) const {
     return names_[static_cast<std::size_t>(rank)];

@@ -9,7 +9,7 @@ namespace magi::comm {
 
 /// The machine on which a process runs.
 struct Machine {
-  std::string host;     ///< the name that it gives itself
+  std::string host;     ///< its host name
   std::string boot;     ///< of the running system; equal in all its containers
   std::string network;  ///< what 127.0.0.1 reaches: a container may have its own
 };

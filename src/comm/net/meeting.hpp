@@ -25,7 +25,7 @@ class MeetingPlace {
   virtual std::optional<Arrival> accept(const StreamSocket& listener) = 0;
   /// Nothing when no one listens there (yet).
   virtual std::optional<StreamSocket> connect(Deadline deadline) = 0;
-  /// Where connect() looked for the host, or what it met there, for messages; may be empty.
+  /// Says for messages where connect() looked for the host or what it met there; may be empty.
   virtual std::string obstacle() const { return {}; }
 };
 

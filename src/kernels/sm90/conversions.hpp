@@ -14,7 +14,7 @@ inline std::int32_t to_int(std::int64_t value) { return static_cast<std::int32_t
 /// SMs of `device` less the margin; throws InvalidArgument naming the margin.
 std::int32_t count_free_sms(std::int32_t device, std::int32_t sm_margin);
 
-/// Bytes of the current device's L2 cache that what CTAs walk at one time may fill.
+/// Bytes of the current device's L2 cache that rows which CTAs walk at one time may fill.
 std::int64_t cache_bytes();
 
 ScoreScale score_scale(const AttentionParams& params, std::int64_t dim_qk);

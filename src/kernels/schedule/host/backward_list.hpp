@@ -143,7 +143,7 @@ struct BackwardList {
     return problem.rows_q == 0 ? 0 : (problem.rows_q - 1) / tile_tokens + 1;
   }
   std::int64_t num_items() const { return spans.empty() ? 0 : spans.back().item_end; }
-  /// k tiles, those that the frame of a list has room for too.
+  /// k tiles; of a frame, as many as it has room for.
   std::int64_t num_tiles() const {
     return spans.empty() ? 0 : std::int64_t{spans.back().tile_begin} + spans.back().num_tiles;
   }

@@ -16,8 +16,8 @@ namespace magi {
 /// The connected component of each record's q interval, counted from the first row on.
 std::vector<std::int32_t> find_components(std::span<const KeyRecord> records);
 
-/// Which sums the main kernel converts: those that a record completes, unless it has fewer than
-/// `distance` steps for each of them, or shares sums with more than `most_others` records.
+/// Tells which sums the main kernel converts: those that a record completes, unless the record has
+/// fewer than `distance` steps for each, or shares sums with more than `most_others` records.
 struct Conversions {
   std::int64_t distance = 0;
   std::int64_t most_others = std::numeric_limits<std::int64_t>::max();

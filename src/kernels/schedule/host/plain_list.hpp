@@ -11,8 +11,8 @@
 // sorts of integers alone. So it can be made anywhere, and in any order of its parts.
 //
 //   heads     packed by the number of slices: documents have less to walk if q tiles have few
-//             tokens, and what few slices see is split and walked head by head
-//   k tiles   cut on a plain grid or where slices begin, whatever has the lower cost
+//             tokens; k tiles that few slices see are split and walked head by head
+//   k tiles   cut on a plain grid or where slices begin, whichever has the lower cost
 //   order     see plain_rule.hpp
 //   dQ        sums are taken in the order of the list if the caller asks for equal bits, and under
 //             narrow masks
@@ -25,7 +25,7 @@ inline constexpr std::int32_t kMostPlainParts = 128;
 /// power of two up to 4 that leaves a kv head two groups.
 std::int32_t plain_packed_heads(const BackwardProblem& problem, std::int64_t num_slices);
 
-/// k tiles of any way to cut the keys: a slice makes one more at most.
+/// The most k tiles of any way to cut the keys: each slice adds one at most.
 std::int64_t most_plain_tiles(const BackwardProblem& problem, const BackwardTileShape& shape,
                               std::int64_t num_slices);
 
@@ -39,15 +39,15 @@ std::int32_t most_plain_components(const BackwardProblem& problem, std::int64_t 
                                    std::int64_t num_tiles);
 
 /// A plain list without contents, whose spans have room for `most_tiles` k tiles each. Throws
-/// InvalidArgument where it would have too many items.
+/// InvalidArgument if it would have too many items.
 BackwardList plain_list_frame(const BackwardProblem& problem, const BackwardTileShape& shape,
                               std::int32_t packed_heads, std::int64_t most_tiles);
 
 /// Whether items walk head by head: see BackwardList::is_group_first.
 bool is_plain_group_first(std::int32_t packed_heads, bool is_ordered);
 
-/// The plain list; of `choice` only packed_heads, 0: plain_packed_heads, and is_deterministic are
-/// heard.
+/// Builds the plain list. Of `choice` it reads only packed_heads (0: plain_packed_heads) and
+/// is_deterministic.
 BackwardList build_plain_list(const BackwardProblem& problem, std::span<const BandSlice> slices,
                               const BackwardTileShape& shape, const BackwardChoice& choice);
 

@@ -15,25 +15,25 @@ namespace magi {
 inline constexpr std::int32_t kMaxPlainSteps = 1 << 30;
 /// Numbers of splits that k tiles of a list may have.
 inline constexpr int kPlainSplits = 4;
-/// A record leaves conversions to the dQ convert kernel if it shares sums with more others.
+/// A record that shares sums with more others leaves conversions to the dQ convert kernel.
 inline constexpr std::int32_t kMostPlainOthers = 32;
 /// Longer lists have no splits.
 inline constexpr std::int64_t kMostPlainSplitTiles = 8192;
-/// Spans of a list: k tiles of as many splits, in front of the tail and in it, most splits first.
+/// Spans of a list: k tiles of as many splits, before the tail and in it, most splits first.
 inline constexpr int kPlainSpans = 2 * kPlainSplits;
 static_assert(kPlainSpans <= kMaxSpans);
 
 // Measured constants of the rule (docs/kernels/schedules.md). The searched schedule has its own in
 // SchedulePolicy.
-/// The tail keeps every CTA busy for one such share of the longest item.
+/// The tail keeps every CTA busy for 1 / kPlainTailShare of the longest item.
 inline constexpr std::int64_t kPlainTailShare = 8;
-/// CTAs that meet at an ordered sum of an uneven list begin so many halves of a step apart.
+/// Half steps between the starts of CTAs that meet at an ordered sum of an uneven list.
 inline constexpr std::int64_t kPlainUnevenDistance = 3;
 /// The same in even lists.
 inline constexpr std::int64_t kPlainEvenDistance = 9;
-/// Items of a global k tile take at most one such share of the time that every CTA takes.
+/// Items of a global k tile take at most 1 / kPlainGlobalShare of the mean time of a CTA.
 inline constexpr std::int64_t kPlainGlobalShare = 3;
-/// The section of an unordered list has so many items for each CTA.
+/// Items that the section of an unordered list has for each CTA.
 inline constexpr std::int64_t kPlainRounds = 2;
 
 /// The values that the schedule of a list depends on besides its k tiles.
@@ -45,7 +45,7 @@ struct PlainRule {
   std::int32_t num_q_tiles = 0;
   std::int32_t overhead = 0;     ///< cost of an item besides its steps
   bool may_be_uneven = true;     ///< see SchedulePolicy::even_head_dims
-  bool may_be_unordered = true;  ///< nobody asks for equal bits
+  bool may_be_unordered = true;  ///< the caller does not ask for equal bits
   bool has_converter = false;    ///< see BackwardTileShape
   /// kv heads of a section of an ordered even list, at least; 0: as many as let every CTA begin.
   std::int32_t even_heads = 0;
@@ -66,7 +66,7 @@ struct PlainSums {
   std::int64_t longest_narrow = 0;  ///< steps of the longest that is not wide
 };
 
-/// How the items of a list walk and add, and how long they are.
+/// Tells how the items of a list walk and add, and how long they are.
 struct PlainWalk {
   bool is_ordered = true;  ///< see BackwardList
   bool is_narrow = false;  ///< narrow, with few additions to a sum
@@ -95,8 +95,8 @@ MAGI_HOST_DEVICE PlainWalk plain_walk(const PlainRule& rule, const PlainSums& su
   return walk;
 }
 
-/// The place among rule.split_counts of a k tile's splits. In front of the tail of an uneven list
-/// `steps` is that of the longest k tile of its component, so that rows are walked once a head.
+/// The place of a k tile's number of splits among rule.split_counts. Before the tail of an uneven
+/// list `steps` is that of its component's longest k tile, so that rows are walked once a head.
 MAGI_HOST_DEVICE std::int32_t plain_split(const PlainRule& rule, const PlainWalk& walk,
                                           std::int64_t steps, bool is_tail) {
   const std::int64_t least = is_tail ? rule.tail_steps : rule.item_steps;
@@ -113,31 +113,31 @@ MAGI_HOST_DEVICE std::int32_t plain_split(const PlainRule& rule, const PlainWalk
   return split;
 }
 
-/// The cost of an item whose k tile has so many steps, of `num_splits`.
+/// The cost of one of `num_splits` items of a k tile with `steps` steps.
 MAGI_HOST_DEVICE std::int64_t plain_cost(const PlainRule& rule, std::int64_t steps,
                                          std::int32_t num_splits = 1) {
   return steps * (rule.groups / num_splits) + rule.overhead;
 }
 
-/// The tail costs at least so much, if there is as much: CTAs that have no long item any more are
-/// busy while others walk one.
+/// The least cost of the tail, unless the whole list costs less: it keeps CTAs that find no long
+/// item any more busy while others walk one.
 MAGI_HOST_DEVICE std::int64_t plain_tail_cost(const PlainRule& rule, const PlainWalk& walk,
                                               std::int64_t longest) {
   const std::int32_t num_splits = rule.split_counts[plain_split(rule, walk, longest, false)];
   return rule.num_ctas * plain_cost(rule, longest, num_splits) / kPlainTailShare;
 }
 
-/// The k tiles of a list by place of their splits.
+/// The numbers of k tiles of a list by the place of their number of splits.
 struct PlainCounts {
   std::int32_t in_front[kPlainSplits] = {};
   std::int32_t in_tail[kPlainSplits] = {};
 };
 
-/// kv heads of a section in front of the tail. An unordered list has as few side by side as give
-/// every CTA its items. The CTAs of a narrow uneven one are all over the rows, so it has just as
-/// many as give every CTA an item while those that meet at a sum keep their distance. Other ordered
-/// uneven lists have long chains, and all heads side by side. An even one has some more than it
-/// needs, of which none waits. `steps`: of the k tiles in front of the tail.
+/// kv heads of a section before the tail. An unordered list has as few side by side as give every
+/// CTA its items. In a narrow uneven list CTAs are all over the rows, so it has just as many as
+/// give every CTA an item while CTAs that meet at a sum keep their distance. Other ordered uneven
+/// lists have long chains, and all heads side by side. An even list has some more than it needs,
+/// so that no CTA waits. `steps`: the sum over the k tiles before the tail.
 MAGI_HOST_DEVICE std::int32_t plain_section_heads(const PlainRule& rule, const PlainWalk& walk,
                                                   const PlainCounts& counts, std::int64_t steps) {
   std::int64_t num_tiles = 0;
@@ -164,7 +164,7 @@ MAGI_HOST_DEVICE std::int32_t plain_section_heads(const PlainRule& rule, const P
   return heads;
 }
 
-/// Which splits a span has, of kPlainSpans: their place among rule.split_counts.
+/// The place of a span's number of splits among rule.split_counts; `span` is below kPlainSpans.
 MAGI_HOST_DEVICE std::int32_t plain_split_of_span(int span) {
   return kPlainSplits - 1 - span % kPlainSplits;
 }
@@ -191,9 +191,9 @@ MAGI_HOST_DEVICE void make_plain_spans(const PlainRule& rule, const PlainCounts&
   }
 }
 
-/// Makes the spans of a frame of `max_tiles`, in which each span has room for all k tiles. The
-/// place of an item in it follows from the item alone. All share the slots, one for each k tile
-/// and kv head.
+/// Makes a span of a frame, in which each span has room for all k tiles, `max_tiles`. The place of
+/// an item in it follows from the item alone. All spans share the slots, one for each k tile and
+/// kv head.
 MAGI_HOST_DEVICE TileSpan plain_frame_span(const PlainRule& rule, std::int32_t max_tiles,
                                            std::int32_t item_begin, int index) {
   TileSpan span;

@@ -67,7 +67,7 @@ struct TileCosts {
   bool is_global(std::int32_t tile) const { return num_global > 0 && steps_of(tile) > longest(); }
 };
 
-/// Counts the steps whose q, dout and dQ fill the cache; q tiles have so many rows.
+/// Counts the steps whose q, dout and dQ fill the cache, for q tiles of `rows` rows.
 std::int64_t cached_steps(const BackwardProblem& problem, std::int32_t rows);
 
 /// Counts the steps of each k tile, for one head group.

@@ -80,7 +80,7 @@ struct SchedulePolicy {
   /// Each doubling of the packed heads adds this share to the time of uneven lists that are not
   /// short: splits of packed heads are coarser.
   Ratio packing_doubling{1, 100};
-  /// The same where items walk head by head: of packed heads, rows come back to the cache later.
+  /// The same if items walk head by head: with packed heads, CTAs come back to a row later.
   Ratio in_turn_packing{1, 16};
 
   /// CTAs that meet at an ordered dQ sum can begin only so many steps apart.

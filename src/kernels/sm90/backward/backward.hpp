@@ -28,7 +28,7 @@ struct BackwardListOnDevice {
   const TileArrival* arrivals = nullptr;     ///< [k tiles], where keys come
   const BackwardOutcome* outcome = nullptr;  ///< of a list made on the device, like `order`
   const std::int32_t* order = nullptr;       ///< see BackwardItems
-  /// That of the launch for lists whose sums have no order; null: there are none.
+  /// The outcome of the launch for lists whose sums have no order; null: there is no such launch.
   const BackwardOutcome* unordered = nullptr;
   unsigned* unordered_ticket = nullptr;
   const std::int32_t* converted_tiles = nullptr;  ///< see DqOutput

@@ -101,8 +101,8 @@ struct BackwardItems {
   std::int32_t num_tiles = 0;
   std::int32_t heads_kv = 1;
   TileSpan spans[kMaxSpans];
-  /// The values that the host does not know of a list made on the device, and the places of its
-  /// items in the spans, in the order in which they are handed out. Null where the host knows.
+  /// The values of a list made on the device, which the host does not know, and the places of its
+  /// items in the spans, in the order in which they are handed out. Null if the host made the list.
   const BackwardOutcome* outcome = nullptr;
   const std::int32_t* order = nullptr;
   /// If each kv head has a list of its own, behind the one before, as under masks of blocks: k
