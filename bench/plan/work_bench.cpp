@@ -18,7 +18,7 @@
 #include "magi/plan.hpp"
 #include "plan/cost/even_step.hpp"
 #include "plan/place_for_step.hpp"
-#include "plan/work/queries.hpp"
+#include "plan/travel/queries.hpp"
 
 namespace {
 

@@ -23,12 +23,12 @@
 #include "plan/tables/needs.hpp"
 #include "plan/tables/ranks.hpp"
 #include "plan/tables/stages.hpp"
+#include "plan/travel/bounded.hpp"
+#include "plan/travel/fastest.hpp"
+#include "plan/travel/heads.hpp"
+#include "plan/travel/queries.hpp"
 #include "plan/value/config.hpp"
 #include "plan/value/hops.hpp"
-#include "plan/work/bounded.hpp"
-#include "plan/work/fastest.hpp"
-#include "plan/work/heads.hpp"
-#include "plan/work/queries.hpp"
 
 // Planning: a mask and a config become the placement and what each rank does. README.md tells the
 // way from one to the other; this file walks it.

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "plan/work/queries.hpp"
+#include "plan/travel/queries.hpp"
 #include "runtime/masks.hpp"
 #include "runtime/pipeline.hpp"
 

@@ -8,7 +8,7 @@
 
 #include "base/random.hpp"
 #include "magi/error.hpp"
-#include "plan/work/queries.hpp"
+#include "plan/travel/queries.hpp"
 #include "support/random_mask.hpp"
 
 namespace magi::simulate {

@@ -38,14 +38,14 @@ FOLDERS = {
         "nvlink": {"net", "rows", "device_rows"},
     },
     "src/kernels/schedule": {"host": set(), "device": {"host"}, "blocks": {"host", "device"}},
-    # The checker may not include what makes plans: tables, placement, work.
+    # The checker may not include what makes plans: tables, placement, travel.
     "src/plan": {
         "value": set(),
         "tables": {"value"},
         "cost": {"value", "tables"},
         "check": {"value", "cost"},
         "placement": set(),
-        "work": {"value", "tables", "cost"},
+        "travel": {"value", "tables", "cost"},
         "text": {"value", "cost", "check"},
     },
     "cli": {

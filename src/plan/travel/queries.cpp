@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work/queries.hpp"
+#include "plan/travel/queries.hpp"
 
 #include <algorithm>
 
 #include "plan/cost/loads.hpp"
+#include "plan/travel/build.hpp"
+#include "plan/travel/fastest.hpp"
+#include "plan/travel/grid.hpp"
 #include "plan/value/hops.hpp"
-#include "plan/work/build.hpp"
-#include "plan/work/fastest.hpp"
-#include "plan/work/grid.hpp"
 
 namespace magi::planner {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work/build.hpp"
+#include "plan/travel/build.hpp"
 
 #include <algorithm>
 #include <span>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work/grid.hpp"
+#include "plan/travel/grid.hpp"
 
 #include <algorithm>
 #include <tuple>

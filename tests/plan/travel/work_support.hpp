@@ -8,7 +8,7 @@
 #include "magi/mask_builders.hpp"
 #include "plan/plan_support.hpp"
 #include "plan/tables/layout.hpp"
-#include "plan/work/even.hpp"
+#include "plan/travel/even.hpp"
 
 // Grids of random masks, and what pieces of work hold, for the tests of moving queries.
 namespace magi {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work/fastest.hpp"
+#include "plan/travel/fastest.hpp"
 
 #include <algorithm>
 #include <optional>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work/queries.hpp"
+#include "plan/travel/queries.hpp"
 
 #include <gtest/gtest.h>
 
 #include "magi/error.hpp"
-#include "plan/work/work_support.hpp"
+#include "plan/travel/work_support.hpp"
 #include "support/random_streams.hpp"
 
 namespace magi {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work/share.hpp"
+#include "plan/travel/share.hpp"
 
 #include <algorithm>
 #include <cmath>

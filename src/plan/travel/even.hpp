@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "plan/work/grid.hpp"
-#include "plan/work/share.hpp"
+#include "plan/travel/grid.hpp"
+#include "plan/travel/share.hpp"
 
 namespace magi::planner {
 

@@ -6,8 +6,8 @@
 #include "magi/plan.hpp"
 #include "plan/cost/loads.hpp"
 #include "plan/tables/layout.hpp"
-#include "plan/work/even.hpp"
-#include "plan/work/share.hpp"
+#include "plan/travel/even.hpp"
+#include "plan/travel/share.hpp"
 
 namespace magi::planner {
 

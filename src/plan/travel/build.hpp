@@ -6,7 +6,7 @@
 
 #include "magi/plan.hpp"
 #include "plan/tables/layout.hpp"
-#include "plan/work/even.hpp"
+#include "plan/travel/even.hpp"
 
 namespace magi::planner {
 

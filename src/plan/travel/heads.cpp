@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work/heads.hpp"
+#include "plan/travel/heads.hpp"
 
 #include <utility>
 
 #include "plan/cost/flat.hpp"
 #include "plan/tables/needs.hpp"
+#include "plan/travel/build.hpp"
+#include "plan/travel/fastest.hpp"
+#include "plan/travel/queries.hpp"
 #include "plan/value/config.hpp"
 #include "plan/value/hops.hpp"
-#include "plan/work/build.hpp"
-#include "plan/work/fastest.hpp"
-#include "plan/work/queries.hpp"
 
 namespace magi::planner {
 namespace {

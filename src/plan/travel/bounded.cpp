@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work/bounded.hpp"
+#include "plan/travel/bounded.hpp"
 
 #include <algorithm>
 #include <optional>

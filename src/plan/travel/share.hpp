@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plan/work/grid.hpp"
+#include "plan/travel/grid.hpp"
 
 namespace magi::planner {
 

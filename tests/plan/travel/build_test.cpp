@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work/build.hpp"
+#include "plan/travel/build.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 
 #include "plan/cost/report.hpp"
 #include "plan/plan_oracle.hpp"
-#include "plan/work/work_support.hpp"
+#include "plan/travel/work_support.hpp"
 #include "support/random_streams.hpp"
 
 namespace magi::planner {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work/fastest.hpp"
+#include "plan/travel/fastest.hpp"
 
 #include <gtest/gtest.h>
 
 #include "plan/plan_support.hpp"
+#include "plan/travel/build.hpp"
+#include "plan/travel/queries.hpp"
 #include "plan/value/hops.hpp"
-#include "plan/work/build.hpp"
-#include "plan/work/queries.hpp"
 #include "support/random_streams.hpp"
 
 namespace magi::planner {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work/even.hpp"
+#include "plan/travel/even.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "plan/work/work_support.hpp"
+#include "plan/travel/work_support.hpp"
 #include "support/random_streams.hpp"
 
 namespace magi::planner {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work/heads.hpp"
+#include "plan/travel/heads.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work/even.hpp"
+#include "plan/travel/even.hpp"
 
 #include <algorithm>
 #include <optional>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work/grid.hpp"
+#include "plan/travel/grid.hpp"
 
 #include <gtest/gtest.h>
 
 #include <set>
 #include <utility>
 
-#include "plan/work/work_support.hpp"
+#include "plan/travel/work_support.hpp"
 #include "support/random_streams.hpp"
 
 namespace magi::planner {
