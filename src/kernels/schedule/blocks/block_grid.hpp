@@ -6,9 +6,9 @@
 #include "base/host_device.hpp"
 #include "magi/mask.hpp"
 
-// Blocks of queries that see blocks of keys, apart for each kv head: which pairs are visible, and
-// how the list of a q block falls into k tiles and a k tile into bands. The list kernels, the
-// attention kernels and the tests share it.
+// Blocks of queries that see blocks of keys, per kv head: which pairs are visible, and how the list
+// of a q block is cut into k tiles and a k tile into bands. The list kernels, the attention kernels
+// and the tests share this file.
 namespace magi {
 
 /// Block i of q_block queries and block j of k_block keys; the last of a side may be shorter.
@@ -19,7 +19,7 @@ struct BlockGrid {
   std::int32_t k_block = 64;
   std::int32_t heads_kv = 1;
   std::int32_t mask_heads = 1;  ///< heads_kv, or 1: all kv heads see the same
-  bool is_causal = false;       ///< query i sees no key behind i + rows_k - rows_q
+  bool is_causal = false;       ///< query i sees no key after i + rows_k - rows_q
 
   MAGI_HOST_DEVICE std::int32_t num_q() const { return (rows_q + q_block - 1) / q_block; }
   MAGI_HOST_DEVICE std::int32_t num_k() const { return (rows_k + k_block - 1) / k_block; }
@@ -51,8 +51,8 @@ struct BlockList {
   std::int32_t count = 0;
 };
 
-/// k tiles are gathered in units of keys that lie together: the largest power of two that divides
-/// a k block, at most a tile.
+/// k tiles are gathered in units of neighbouring keys: the largest power of two that divides a k
+/// block, at most a tile.
 struct GatherShape {
   std::int32_t tile_keys = 128;
   std::int32_t unit = 64;  ///< keys
@@ -71,9 +71,9 @@ MAGI_HOST_DEVICE GatherShape gather_shape(std::int32_t k_block, std::int32_t til
 }
 
 /// k tiles of one q tile. Their keys are units [first_unit, first_unit + num_units) of the list, in
-/// which block b has units [b * units_per_block, ...), and behind them keys [key_begin, key_end).
-/// For masks, columns count as keys from key_begin - num_units * unit on: those of units lie before
-/// all keys that a query must not see.
+/// which block b has units [b * units_per_block, ...), and after them keys [key_begin, key_end).
+/// For masks, columns count as keys from key_begin - num_units * unit on, since keys of units lie
+/// before all keys that a query must not see.
 struct BlockRun {
   std::int32_t first_unit = 0;
   std::int32_t num_units = 0;
@@ -88,8 +88,8 @@ struct BlockRun {
   }
 };
 
-/// The place where the keys of a unit of a run begin: place `index` counts units from the run's
-/// first tile on. -1: there are none. entry_at(i): entry i of the list.
+/// Returns the first key of unit `index` of a run, counted from the run's first tile; -1: the unit
+/// has no keys. entry_at(i): entry i of the list.
 template <typename EntryAt>
 MAGI_HOST_DEVICE std::int32_t key_of_unit(const BlockGrid& grid, const GatherShape& shape,
                                           const BlockRun& run, std::int32_t index,
@@ -105,14 +105,14 @@ MAGI_HOST_DEVICE std::int32_t key_of_unit(const BlockGrid& grid, const GatherSha
 }
 
 /// Calls visit(run) for the k tiles of q tile [row_begin, row_end), which lies in one q block whose
-/// list has `count` entries: those that need no mask in one run, then masked tiles one by one.
-/// Blocks that end the tensor or meet the diagonal follow the others, which fill their first tile.
+/// list has `count` entries: those without a mask in one run, then masked ones one by one. Blocks
+/// that end the tensor or meet the diagonal come last; others fill up their first tile.
 template <typename EntryAt, typename Visit>
 MAGI_HOST_DEVICE void for_each_block_run(const BlockGrid& grid, const GatherShape& shape,
                                          std::int32_t row_begin, std::int32_t row_end,
                                          std::int32_t count, EntryAt entry_at, Visit visit) {
-  const std::int32_t low = grid.key_end(row_begin);     // keys before it are seen by all rows
-  const std::int32_t high = grid.key_end(row_end - 1);  // keys from it on by none
+  const std::int32_t low = grid.key_end(row_begin);     // all rows see the keys before it
+  const std::int32_t high = grid.key_end(row_end - 1);  // no row sees keys from it on
   std::int32_t end = count;
   while (end > 0 && entry_at(end - 1) * grid.k_block >= high) --end;
   std::int32_t next = end;
@@ -131,11 +131,11 @@ MAGI_HOST_DEVICE void for_each_block_run(const BlockGrid& grid, const GatherShap
   while (rest > 0 || next < end) {
     run.num_units = rest;
     run.key_begin = run.key_end = low;
-    // Columns of units must be seen by all rows, hence lie before `low`.
+    // All rows must see the keys of units, so these lie before `low`.
     if (next < end && (rest == 0 || entry_at(next) * grid.k_block <= low)) {
       run.key_begin = entry_at(next) * grid.k_block;
       run.key_end = run.key_begin + grid.k_block;
-      // Blocks that follow each other are as one.
+      // Neighbouring blocks count as one.
       while (++next < end && entry_at(next) * grid.k_block == run.key_end) {
         run.key_end += grid.k_block;
       }
@@ -153,8 +153,8 @@ MAGI_HOST_DEVICE void for_each_block_run(const BlockGrid& grid, const GatherShap
 }
 
 /// Calls visit(band, times) for each band of a q block and the keys [key_begin, key_end) of a k
-/// tile: neighbouring blocks of keys that are seen as often are in one. times_at(j): how often the
-/// q block sees k block j.
+/// tile; a band joins neighbouring blocks of keys that are seen equally often. times_at(j): how
+/// often the q block sees k block j.
 template <typename TimesAt, typename Visit>
 MAGI_HOST_DEVICE void for_each_key_band(const BlockGrid& grid, std::int32_t block,
                                         std::int32_t key_begin, std::int32_t key_end,
@@ -181,14 +181,14 @@ MAGI_HOST_DEVICE void for_each_key_band(const BlockGrid& grid, std::int32_t bloc
 /// Buckets that sort lists by falling length.
 inline constexpr std::int32_t kLengthBuckets = 1024;
 
-/// Bits by which lengths of lists of up to num_k different blocks are shifted to find a bucket.
+/// Bits by which the length of a list of up to num_k different blocks is shifted to its bucket.
 MAGI_HOST_DEVICE std::int32_t length_shift(std::int32_t num_k) {
   std::int32_t shift = 0;
   while (num_k >> shift >= kLengthBuckets) ++shift;
   return shift;
 }
 
-/// Longest first; longer lists than of all blocks, once each, share the first bucket.
+/// Longest first. Lists longer than all blocks once each share the first bucket.
 MAGI_HOST_DEVICE std::int32_t length_bucket(std::int32_t length, std::int32_t shift) {
   const std::int32_t bucket = length >> shift;
   return kLengthBuckets - 1 - (bucket < kLengthBuckets ? bucket : kLengthBuckets - 1);

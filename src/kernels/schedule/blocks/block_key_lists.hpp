@@ -9,9 +9,9 @@
 #include "kernels/schedule/blocks/block_lists.hpp"
 #include "kernels/schedule/host/backward_list.hpp"
 
-// The backward's k tiles under a mask of blocks, made on the device like the lists of the forward:
-// for each head of the mask a tile's records, q block by q block, and the tiles by falling number
-// of records. dQ is added in no order.
+// Builds the backward's k tiles under a block mask on the device, like the lists of the forward:
+// for each head of the mask the records of a tile, q block by q block, and the tiles by falling
+// number of records. k tiles add to dQ in no order.
 //
 //   list    k tiles x heads  the records of a tile, which take their place among the head's
 //   order   heads            the tiles of a head, longest first
@@ -21,7 +21,7 @@ struct BlockKeyShape {
   BlockGrid grid;
   std::int32_t tile_keys = 128;
   std::int64_t max_records = 0;  ///< of each head of the mask, up to 2^31 - 1
-  /// Tiles may have rows of several blocks, of which nobody sees some: the build tells which.
+  /// Tiles may have rows of several blocks, some not seen: the build marks the seen rows.
   bool marks_seen = false;
 
   MAGI_HOST_DEVICE std::int32_t num_tiles() const {
@@ -29,17 +29,17 @@ struct BlockKeyShape {
   }
 };
 
-/// Records that any mask needs for a head at most, each block being seen `most_times`.
+/// The most records that a head of any mask needs if it sees each block up to `most_times`.
 std::int64_t most_records(const BlockKeyShape& shape, std::int64_t most_times);
 
-/// The parts of a build, in bytes from the workspace's begin.
+/// The places of the parts of a build, in bytes from the workspace's begin.
 struct BlockKeyLayout {
   std::size_t counts = 0;        ///< uint64[mask_heads]: records that the heads need
   std::size_t num_bad = 0;       ///< uint32: k tiles with entries above kMostTimes
   std::size_t outcomes = 0;      ///< BackwardOutcome[mask_heads]
-  std::size_t seen_queries = 0;  ///< uint32[mask_heads, num_seen_words(rows_q)], where marked
+  std::size_t seen_queries = 0;  ///< uint32[mask_heads, num_seen_words(rows_q)], if marked
   std::size_t seen_keys = 0;     ///< uint32[mask_heads, num_seen_words(rows_k)], likewise
-  std::size_t zeroed_bytes = 0;  ///< all before
+  std::size_t zeroed_bytes = 0;  ///< the bytes of all above
   std::size_t records = 0;       ///< KeyRecord[mask_heads * max_records]
   std::size_t found = 0;         ///< KeyTile[mask_heads * num_tiles], by place
   std::size_t tiles = 0;         ///< likewise: the lists
@@ -48,7 +48,7 @@ struct BlockKeyLayout {
 
 BlockKeyLayout block_key_layout(const BlockKeyShape& shape);
 
-/// The words that a kernel after a build reads to tell whether the lists hold.
+/// The words by which a kernel after a build sees whether the lists are valid.
 struct BlockKeyOutcome {
   const std::uint64_t* counts = nullptr;
   const std::uint32_t* num_bad = nullptr;
@@ -56,7 +56,7 @@ struct BlockKeyOutcome {
   std::int64_t max_records = 0;
 
   /// The number of records of all heads beyond their room, or else k tiles with entries above
-  /// kMostTimes; 0: the lists hold.
+  /// kMostTimes; 0: the lists are valid.
   MAGI_HOST_DEVICE std::int64_t num_beyond() const {
     std::int64_t beyond = 0;
     for (std::int32_t head = 0; head < mask_heads; ++head) {
@@ -70,8 +70,8 @@ struct BlockKeyOutcome {
 BlockKeyOutcome block_key_outcome(const BlockKeyShape& shape, const BlockKeyLayout& layout,
                                   void* workspace);
 
-/// Enqueues the build into `workspace` (layout.size_bytes, aligned to 256 bytes). The source's
-/// error word is left as it is where the lists hold, since it may be that of the forward.
+/// Enqueues the build into `workspace` (layout.size_bytes, aligned to 256 bytes). If the lists are
+/// valid, it leaves the source's error word alone, since that may be the forward's.
 void build_block_key_lists(const BlockKeyShape& shape, const BlockKeyLayout& layout,
                            const BlockListSource& source, void* workspace, cudaStream_t stream);
 

@@ -9,9 +9,9 @@
 #include "kernels/schedule/device/device_list_steps.hpp"
 #include "kernels/schedule/host/plain_list.hpp"
 
-// The backward's plain list made on the device, from slices in device memory, without the host
-// seeing them: tile by tile the list of build_plain_list. All kernels go to one stream and nothing
-// waits, so the build can be captured in a graph and replayed with other slices.
+// Builds the backward's plain list on the device, from slices in device memory that the host does
+// not see: tile by tile the list of build_plain_list. All kernels go to one stream and the host
+// does not wait, so a graph can capture the build and replay it with other slices.
 //
 //   cut     one CTA      the k tiles that begin where slices do; others clear what is counted in
 //   count   slices       a tally per k tile, for both ways to cut the keys, and its slices in a
@@ -24,29 +24,29 @@
 //   arrange items        how items walk, add and are handed out (plain_rule.hpp)
 //   order   records      the semaphore values at which a record adds to dQ, if sums have an order
 //
-// Many slices, keys or k tiles have no bins: the memory is cleared and slices are marked in front
-// of the cut, one CTA or cluster takes the way with the lower cost and scans the tallies (place),
-// and the slices are walked again for the room that each k tile has then (fill). One cluster cuts
-// many keys, and sorts and arranges many k tiles (radix sort).
+// Builds of many slices, keys or k tiles have no bins: they clear the memory and mark slices before
+// the cut, one CTA or cluster takes the way with the lower cost and scans the tallies (place), and
+// a second walk of the slices fills the room of each k tile (fill). One cluster cuts many keys, and
+// sorts and arranges many k tiles (radix sort).
 namespace magi {
 
 inline constexpr int kKeyTilings = 2;  ///< a plain grid; cut where slices begin
 inline constexpr std::int32_t kMostRowGroups = 1024;
 inline constexpr std::int32_t kLeastGroupShift = 8;
 inline constexpr std::int32_t kRowBits = 32;  ///< rows, or keys, of a word of bits
-/// The most words of keys that are marked and cut by one CTA in shared memory.
+/// The most words of keys that one CTA marks and cuts in shared memory.
 inline constexpr std::int32_t kMostCutWords = 8192;
 
 MAGI_HOST_DEVICE std::int32_t num_row_words(std::int32_t rows) {
   return (rows + kRowBits - 1) / kRowBits;
 }
 
-/// Starts the workspace. All zero before a build.
+/// The begin of the workspace. All zero before a build.
 struct DeviceBackwardHeader {
   std::uint64_t bad_slice = 0;            ///< bad_slice_word of the first bad slice
-  std::uint64_t steps[kKeyTilings] = {};  ///< of each tiling, as long as nothing is joined
+  std::uint64_t steps[kKeyTilings] = {};  ///< of each tiling, before records are joined
   std::uint64_t longest_steps = 0;        ///< see PlainSums
-  std::uint64_t head_tiles = 0;           ///< k tiles in front of the tail
+  std::uint64_t head_tiles = 0;           ///< k tiles before the tail
   std::uint64_t head_steps = 0;           ///< of them
   std::uint64_t wide_steps = 0;           ///< see PlainSums
   std::uint32_t num_wide = 0;             ///< likewise
@@ -60,20 +60,20 @@ struct DeviceBackwardHeader {
   std::int32_t is_converting = 0;      ///< see PlainWalk
   std::uint32_t unordered_ticket = 0;  ///< of the launch for `unordered`
   BackwardOutcome outcome;
-  BackwardOutcome unordered;  ///< the same with the items, if sums have no order: one has none
+  BackwardOutcome unordered;  ///< for unordered sums; it or the other has no items
 };
 
-/// The place where a record adds to dQ, and with its index its place in the list's order.
+/// The place where a record adds to dQ and, with its index, its place in the list.
 struct alignas(16) RecordMark {
-  std::int32_t semaphore_begin = 0;  ///< of q tile + component; empty where there is no record
+  std::int32_t semaphore_begin = 0;  ///< of q tile + component; empty without a record
   std::int32_t semaphore_end = 0;
   std::int32_t tile = 0;  ///< k tile, by its keys
   std::int32_t component = 0;
 };
 static_assert(sizeof(RecordMark) == 16);
 
-/// The key by which k tiles before the tail are sorted: those of the longest component come first,
-/// then those of a component, then the longest.
+/// The key that sorts k tiles before the tail: by the longest tile of the component, then by
+/// component, then by length.
 struct alignas(16) ComponentKey {
   std::uint64_t component = 0;
   std::uint64_t tile = 0;  ///< the key by which all k tiles are sorted
@@ -86,7 +86,7 @@ struct alignas(16) ComponentKey {
   }
 };
 
-/// Groups of rows, 2^shift each, in which components are looked for: at most kMostRowGroups.
+/// Groups of 2^shift rows, at most kMostRowGroups, that are searched for components apart.
 struct RowGroups {
   std::int32_t shift = kLeastGroupShift;
   std::int32_t count = 1;
@@ -102,19 +102,19 @@ struct DeviceBackwardShape {
   bool may_be_unordered = false;  ///< see PlainRule
 };
 
-/// Records that are enough for any mask of few slices and for slices that overlap little.
+/// Records that suffice for any mask of few slices, and for slices that overlap little.
 std::int64_t default_record_capacity(const DeviceBackwardShape& shape);
 
 PlainRule rule_of(const DeviceBackwardShape& shape);
 
-/// The parts of a list lie at these places, in bytes from the workspace's begin.
+/// The places of the parts of a list, in bytes from the workspace's begin.
 struct DeviceBackwardLayout {
-  BackwardList frame;  ///< of as many k tiles and components as there may be, without contents
+  BackwardList frame;  ///< without contents, for the most k tiles and components
   std::int32_t max_tiles = 0;
   std::int64_t run_capacity = 0;
   RowGroups groups;
-  std::size_t row_ends = 0;          ///< int32 [rows_q]: of the records that begin in the row
-  std::size_t group_ends = 0;        ///< int32 [groups]: of the records that begin in the group
+  std::size_t row_ends = 0;          ///< int32 [rows_q]: last end of records that begin there
+  std::size_t group_ends = 0;        ///< int32 [groups]: last end of records that begin there
   std::size_t tallies = 0;           ///< TileTally [kKeyTilings, max_tiles]
   std::size_t group_records = 0;     ///< int32 [kKeyTilings, kMostTileGroups]
   std::size_t longest = 0;           ///< int32 [components]: steps of their longest k tile
@@ -123,7 +123,7 @@ struct DeviceBackwardLayout {
   std::size_t cut_bits = 0;          ///< uint32 [rows_k / 32]: a slice begins at the key
   std::size_t seen_keys = 0;         ///< uint32 [num_seen_words(rows_k)]: see SeenRows
   std::size_t converted_tiles = 0;   ///< int32 [q tiles]: 1 if the main kernel makes their dq
-  std::size_t zeroed_bytes = 0;      ///< header, and what lies in front of the rest
+  std::size_t zeroed_bytes = 0;      ///< the header and all parts above
   std::size_t num_cut_tiles = 0;     ///< int32
   std::size_t tile_bits = 0;         ///< uint32 [rows_k / 32]: a cut k tile begins at the key
   std::size_t tile_prefix = 0;       ///< int32 [rows_k / 32]: such keys before the word
@@ -152,7 +152,7 @@ struct DeviceBackwardLayout {
   std::size_t size_bytes = 0;
   bool has_bins = false;
 
-  /// Whether the whole device sorts them.
+  /// Whether the whole device sorts the k tiles.
   bool has_few_tiles() const { return max_tiles <= kMostRankedKeys; }
 };
 static_assert(kMostPlainSplitTiles == kMostRankedKeys);

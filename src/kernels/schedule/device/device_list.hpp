@@ -9,9 +9,9 @@
 #include "kernels/schedule/device/device_list_steps.hpp"
 #include "kernels/schedule/host/split_rule.hpp"
 
-// The forward's schedule made on the device, from slices in device memory, without the host
-// seeing them: byte for byte the host's list. All kernels go to one stream and nothing waits, so
-// the build can be captured in a graph and replayed with other slices.
+// Builds the forward's schedule on the device, from slices in device memory that the host does not
+// see: byte for byte the host's list. All kernels go to one stream and the host does not wait, so a
+// graph can capture the build and replay it with other slices.
 //
 //   clear                what is counted in
 //   count   slices       a tally per q tile, and its slices in a bin, in any order; the slices
@@ -20,11 +20,11 @@
 //   sort    tiles        tiles by falling cost: in chunks, then of all (device_rank.cuh)
 //   split   tiles        where tiles are split, the works: tiles, the longest of them in splits
 //
-// Many slices or tiles have no bins: one cluster scans the tallies (place), and the slices are
-// walked again for the room that each tile has then (fill). One cluster sorts many tiles.
+// Builds of many slices or tiles have no bins: one cluster scans the tallies (place), and a second
+// walk of the slices fills the room of each tile (fill). One cluster sorts many tiles.
 namespace magi {
 
-/// Starts the workspace. All zero before a build.
+/// The begin of the workspace. All zero before a build.
 struct DeviceListHeader {
   std::uint64_t bad_slice = 0;        ///< bad_slice_word of the first bad slice
   std::uint64_t num_records = 0;      ///< that the list needs
@@ -32,7 +32,7 @@ struct DeviceListHeader {
   std::int32_t max_cost = 0;          ///< of the list's tiles
   std::int32_t max_cost_inverse = 0;  ///< 2^30 - the least cost
   std::int32_t is_overflowing = 0;    ///< num_records exceeds the capacity
-  std::int32_t is_splitting = 0;      ///< the works are left to `split`
+  std::int32_t is_splitting = 0;      ///< `split` makes the works
   ListOutcome outcome;
   unsigned ticket = 0;  ///< of the forward kernel
 };
@@ -47,14 +47,14 @@ struct DeviceListShape {
   std::int64_t record_capacity = 0;
 };
 
-/// The most packed heads that are allowed: tiles of fewer tokens cost no more in sum, and at ties,
-/// where the host takes fewer heads, these are no faster.
+/// The most packed heads that are allowed: tiles of fewer tokens cost no more in sum. At ties the
+/// host takes fewer heads, which are no faster.
 std::int32_t device_packed_heads(const ForwardProblem& problem, const TileShape& shape);
 
-/// Records that are enough for any mask of few slices and for slices that overlap little.
+/// Records that suffice for any mask of few slices, and for slices that overlap little.
 std::int64_t default_record_capacity(const DeviceListShape& shape);
 
-/// The parts of a list lie at these places, in bytes from the workspace's begin.
+/// The places of the parts of a list, in bytes from the workspace's begin.
 struct DeviceListLayout {
   ForwardList frame;  ///< without contents
   TileGrid grid;
@@ -62,17 +62,17 @@ struct DeviceListLayout {
   std::int32_t max_split_tiles = 0;
   std::size_t tallies = 0;        ///< TileTally[tiles]
   std::size_t group_records = 0;  ///< int32[kMostTileGroups]: sums over groups of tiles
-  std::size_t zeroed_bytes = 0;   ///< header, and what lies in front of the rest
+  std::size_t zeroed_bytes = 0;   ///< the header and all parts above
   std::size_t placed = 0;         ///< TileWork[tiles]: whole, by index
   std::size_t slices = 0;         ///< BandRecord[num_slices]
-  std::size_t tiles = 0;          ///< TileWork[tiles]: whole, in order, where some are split
+  std::size_t tiles = 0;          ///< TileWork[tiles]: whole, in order, if some are split
   std::size_t works = 0;          ///< TileWork[max_works]: the list
   std::size_t split_tiles = 0;    ///< SplitTile[max_split_tiles]: the list
   std::size_t begins = 0;         ///< int32[tiles], first record of a tile; negative: not stored
   std::size_t sort_keys = 0;      ///< uint64[2][tiles]
-  std::size_t bins = 0;           ///< int32[tiles, kBinSlices], where there are bins
-  std::size_t slice_ids = 0;      ///< int32[record_capacity], where there are none
-  std::size_t records = 0;  ///< BandRecord[record_capacity]: the list, right behind the slices
+  std::size_t bins = 0;           ///< int32[tiles, kBinSlices], if there are bins
+  std::size_t slice_ids = 0;      ///< int32[record_capacity], if there are none
+  std::size_t records = 0;        ///< BandRecord[record_capacity]: the list, right after the slices
   std::size_t size_bytes = 0;
   bool has_bins = false;
 };

@@ -6,8 +6,8 @@
 #include "kernels/schedule/host/tile_join.hpp"
 #include "kernels/schedule/host/tile_run.hpp"
 
-// The arithmetic of one slice and of one tile of a list made on the device. All that is gathered
-// over slices is a sum or a maximum of integers, so any order of the threads gives the same list.
+// The arithmetic of one slice and one tile of a list made on the device. Tallies over slices are
+// sums or maxima of integers, so threads in any order make the same list.
 namespace magi {
 
 /// Slices as the caller holds them: int32 arrays without gaps.
@@ -21,18 +21,18 @@ struct SliceArrays {
 /// A field of a slice, in the order in which they are checked.
 enum class SliceField : std::int32_t { None = 0, QBegin, QEnd, KBegin, KEnd, Type };
 
-/// A slice inside the tensors, shrunk, and the first field that had to be changed for it.
+/// A slice clamped into the tensors and shrunk, and the first field that clamping changed.
 struct CheckedSlice {
   BandSlice band;
   SliceField bad_field = SliceField::None;
 };
 
-/// The tally that the slices leave on a q tile.
+/// What slices add to a q tile's tally.
 struct TileTally {
   std::uint64_t num_k_tiles = 0;
   std::int32_t num_records = 0;
   std::int32_t end_slice = 0;      ///< last slice that it sees + 1
-  std::int32_t begin_inverse = 0;  ///< count - first slice that it sees: like the others, a maximum
+  std::int32_t begin_inverse = 0;  ///< count - first slice that it sees: a maximum too
   std::int32_t padding = 0;
 };
 static_assert(sizeof(TileTally) == 24);
@@ -46,23 +46,23 @@ struct TileGrid {
   std::int32_t head_groups = 1;
 };
 
-/// The most tiles that are sorted by the whole device (device_rank.cuh), more by one cluster.
+/// The most tiles that the whole device sorts (device_rank.cuh); one cluster sorts more.
 inline constexpr std::int32_t kMostRankedKeys = 8192;
-/// The most slices for which, and tiles that the whole device sorts, each tile has a bin.
+/// The most slices of a build with bins, which also needs tiles that the whole device sorts.
 inline constexpr std::int32_t kMostBinnedSlices = 8192;
-/// Slices of a tile that its bin keeps: as many as are joined.
+/// Slices that the bin of a tile keeps: the most that are joined.
 inline constexpr std::int32_t kBinSlices = kMostJoinedParts;
-/// Tiles whose records are also counted together, a power of two.
+/// Tiles of a group, whose records are also counted together; a power of two.
 inline constexpr std::int32_t kGroupTiles = 32;
 inline constexpr std::int32_t kMostTileGroups = kMostRankedKeys / kGroupTiles;
 inline constexpr std::int32_t kMaxTileCost = 1 << 30;
-inline constexpr std::int32_t kNotStored = -1;  ///< stands for the first record of such a tile
+inline constexpr std::int32_t kNotStored = -1;  ///< the first record of a tile without room
 
 MAGI_HOST_DEVICE std::int32_t clamp_row(std::int32_t value, std::int32_t low, std::int32_t high) {
   return value < low ? low : (value > high ? high : value);
 }
 
-/// Range ends are clamped into the tensors and behind their begins; a slice of no known type is
+/// Clamps range ends into the tensors and to at least their begins; a slice of no known type is
 /// empty. Diagonals are those of the clamped ranges.
 MAGI_HOST_DEVICE CheckedSlice read_slice(const SliceArrays& slices, std::int32_t index,
                                          std::int32_t rows_q, std::int32_t rows_k) {
@@ -129,14 +129,14 @@ MAGI_HOST_DEVICE Range rows_of_tile(const TileGrid& grid, std::int32_t tile) {
   return rows;
 }
 
-/// The tile's record of a slice; empty where the tile sees none of its keys.
+/// The tile's record of a slice; empty if the tile sees none of its keys.
 MAGI_HOST_DEVICE BandSlice part_of_tile(const TileGrid& grid, const BandSlice& band,
                                         std::int32_t tile) {
   return shrink(cut_q(band, rows_of_tile(grid, tile)));
 }
 
-/// The numbers that one record adds to its tile's tally: sums of the first two, maxima of the
-/// others.
+/// What one record adds to its tile's tally: the first two members are summed, the others are
+/// maxima.
 MAGI_HOST_DEVICE TileTally tally_of_part(const TileGrid& grid, const BandSlice& part,
                                          std::int32_t tile, std::int32_t keys, std::int32_t slice,
                                          std::int32_t num_slices) {
@@ -150,7 +150,7 @@ MAGI_HOST_DEVICE TileTally tally_of_part(const TileGrid& grid, const BandSlice& 
   return tally;
 }
 
-/// Returns the tile's cost as the host's list has it. `last` is the tile's last record.
+/// Returns the tile's cost, the same as in the host's list. `last` is the tile's last record.
 MAGI_HOST_DEVICE std::int32_t cost_of_tally(const TileGrid& grid, const TileShape& shape,
                                             std::int32_t tile, const TileTally& tally,
                                             const BandSlice& last) {

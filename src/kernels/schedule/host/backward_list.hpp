@@ -12,15 +12,15 @@
 #include "kernels/schedule/host/seen_rows.hpp"
 #include "magi/mask.hpp"
 
-// Schedules of the backward kernels. A k tile is owned: its dK and dV are summed by the CTAs that
-// walk the q tiles which see it. A q tile is `tile_tokens` tokens of one head group (`packed_heads`
-// query heads of one kv head) on an aligned grid; its dQ is a sum over the k tiles it sees, taken
-// in the order of the list. One q tile of one head group against one k tile is a step, the unit of
-// all modelled costs.
+// Schedules of the backward kernels. The CTAs that walk the q tiles of a k tile own it: they sum
+// its dK and dV. A q tile is `tile_tokens` tokens of one head group (`packed_heads` query heads of
+// one kv head) on an aligned grid; its dQ is a sum over the k tiles that it sees, in the order of
+// the list. One q tile of one head group against one k tile is a step, the unit of all modelled
+// costs.
 namespace magi {
 
-/// A slice cut to the keys of one k tile and shrunk, or several that are one band there
-/// (tile_join.hpp), and where its semaphore values are.
+/// A slice cut to the keys of one k tile and shrunk, or several slices that are one band there
+/// (tile_join.hpp), with the place of its semaphore values.
 struct alignas(16) KeyRecord {
   BandSlice band;
   std::int32_t run_begin = 0;  ///< in BackwardList::semaphore_runs; the last run holds to the end
@@ -30,19 +30,19 @@ struct alignas(16) KeyRecord {
 };
 static_assert(sizeof(KeyRecord) == 32);
 
-/// The rule from q tile `q_tile` of a record on, until the record's next run: the semaphore of dQ
-/// has `value` when the record may add, as so many records of its component add before it.
+/// From q tile `q_tile` to the record's next run, the record adds to dQ when the semaphore has
+/// `value`: the number of records of its component that add before it.
 struct alignas(16) SemaphoreRun {
   std::int32_t q_tile = 0;
   std::int32_t value = 0;
   std::int32_t component = 0;  ///< of the record
-  std::int32_t is_last = 0;    ///< 1: nobody adds after it, and the main kernel converts the sum
+  std::int32_t is_last = 0;    ///< 1: no record adds after it, and the main kernel converts the sum
 
   friend bool operator==(const SemaphoreRun&, const SemaphoreRun&) = default;
 };
 
-/// The semaphores of a q tile, one for each component: their numbers begin here, and when all
-/// records have added they are so many together.
+/// The semaphores of a q tile, one for each component: their first number, and the sum of their
+/// values after all records have added.
 struct alignas(8) TileSemaphores {
   std::int32_t begin = 0;
   std::int32_t num_additions = 0;
@@ -50,13 +50,13 @@ struct alignas(8) TileSemaphores {
   friend bool operator==(const TileSemaphores&, const TileSemaphores&) = default;
 };
 
-/// The values that the host does not know of a list made on the device.
+/// Values of a list made on the device, which the host does not know.
 struct BackwardOutcome {
-  std::int64_t num_records = 0;  ///< that the list needs, those left empty by joining included
+  std::int64_t num_records = 0;  ///< needed by the list, with those that joining leaves empty
   std::int32_t num_tiles = 0;
   std::int32_t num_items = 0;
   std::int32_t is_overflowing = 0;  ///< its records or semaphore runs exceed the capacity
-  std::int32_t has_unseen = 0;      ///< there are rows that nobody sees
+  std::int32_t has_unseen = 0;      ///< the mask leaves rows out; see seen_rows.hpp
   std::int32_t is_ordered = 0;      ///< see BackwardList
 };
 
@@ -90,7 +90,7 @@ struct BackwardProblem {
   std::int32_t dim_v = 128;
   std::int32_t num_ctas = 132;                        ///< that walk the list at once
   std::int64_t cache_bytes = std::int64_t{32} << 20;  ///< q, dout and dQ of a section fit here
-  InFlightKeys coming;                                ///< empty: all keys are there from the start
+  InFlightKeys coming;                                ///< empty: all keys are present
 
   friend bool operator==(const BackwardProblem&, const BackwardProblem&) = default;
 };
@@ -101,17 +101,17 @@ struct BackwardChoice {
   std::int32_t heads_per_item = 0;     ///< a multiple of packed_heads that divides them
   std::int32_t section_heads = 0;      ///< kv heads
   std::optional<bool> is_group_first;  ///< see BackwardList
-  /// dQ repeats bitwise: every list is ordered, and keys that come are awaited before it begins.
+  /// dQ is bitwise reproducible: lists are ordered, and in-flight keys are awaited before them.
   bool is_deterministic = true;
-  /// The plain schedule (plain_list.hpp), which has no choice above but packed_heads, and whose
-  /// keys do not come.
+  /// Builds the plain schedule (plain_list.hpp). It heeds only packed_heads and is_deterministic,
+  /// and has no in-flight keys.
   bool is_plain = false;
 };
 
-/// The items of one launch, span after span. Long k tiles have many splits, and those of a
-/// component lie together; the tail, the shortest k tiles of all kv heads, comes last and evens out
-/// when the CTAs are done. Where items wait for in-flight keys, these are one span between k tiles
-/// that wait for nothing: some are worked at before anything has come, the tail at the end.
+/// The items of one launch, span by span. Long k tiles have many splits, and k tiles of a component
+/// lie together. The tail, the shortest k tiles of all kv heads, comes last, so that all CTAs end
+/// together. Items that wait for in-flight keys form one span. k tiles that wait for nothing run
+/// before it, while keys travel, and after it, as the tail.
 ///
 /// Components are runs of rows that records join: rows of two components have no record in common.
 /// If two meet inside a q tile, each adds zeros to the other's rows, which needs no order.
@@ -121,8 +121,8 @@ struct BackwardList {
   std::int32_t packed_heads = 1;
   std::int32_t tile_tokens = 64;
   std::int32_t head_groups = 1;  ///< heads_q / packed_heads
-  /// An item walks all q tiles of a head group before those of the next; else the groups of a q
-  /// tile one after the other.
+  /// An item walks all q tiles of a head group before the next group; if false, all groups of a q
+  /// tile before the next q tile.
   bool is_group_first = false;
   bool is_ordered = true;      ///< an addition to a dQ sum waits for its semaphore value; see
                                ///< "Ordered sums of dQ" in docs/kernels/backward.md
@@ -132,8 +132,8 @@ struct BackwardList {
   std::vector<KeyTile> tiles;      ///< in the order of the list
   std::vector<KeyRecord> records;  ///< by tile
   std::vector<SemaphoreRun> semaphore_runs;
-  std::vector<std::int32_t> tile_components;    ///< [q tiles]: how many components have rows in it
-  std::vector<TileSemaphores> tile_semaphores;  ///< [q tiles]; of those without components empty
+  std::vector<std::int32_t> tile_components;    ///< [q tiles]: components with rows in it
+  std::vector<TileSemaphores> tile_semaphores;  ///< [q tiles]; empty without components
   std::vector<std::int32_t> left_tiles;  ///< q tiles left to the dQ convert kernel, ascending
   std::vector<KeySegment> segments;      ///< of all rows; empty unless keys come
   std::vector<TileArrival> arrivals;     ///< [k tiles], empty unless keys come
@@ -162,19 +162,19 @@ struct BackwardList {
   /// Semaphores of dQ of a head group, numbered q tile + component. No two pairs share a number:
   /// components follow one another along the rows, so a later component has no earlier q tile.
   std::int32_t num_semaphores() const { return num_q_tiles() + num_components; }
-  /// Whether items wait for the keys they read. Where they add to dQ in order they cannot: one that
-  /// waits would hold up all after it.
+  /// Whether items wait for the keys that they read. Items that add to dQ in order do not: one that
+  /// waited would hold up all items after it.
   bool awaits_keys() const {
     return !problem.coming.empty() && !problem.coming.is_awaited && !is_ordered;
   }
   /// Words that say which items are deferred.
   std::int64_t num_late_words() const { return awaits_keys() ? (num_items() + 31) / 32 : 0; }
-  /// Decisions of each k tile and kv head, items deferred, those of them handed out, their words.
+  /// Counts decisions of each k tile and kv head, items deferred and handed out, and late words.
   std::int64_t num_late_counters() const {
     if (!awaits_keys()) return 0;
     return num_tiles() * problem.heads_kv + 2 + num_late_words();
   }
-  /// Semaphores, splits done of each k tile and kv head by each warpgroup, items handed out.
+  /// Counts semaphores, splits done per k tile, kv head and warpgroup, and items handed out.
   std::int64_t num_counters() const {
     return std::int64_t{head_groups} * num_semaphores() + 2 * num_tiles() * problem.heads_kv + 1;
   }

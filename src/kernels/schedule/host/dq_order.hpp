@@ -13,7 +13,7 @@
 // converts to rows of dq.
 namespace magi {
 
-/// The connected component of each record's q interval, counted from the first row on.
+/// Numbers the connected components of the records' q intervals by first row; one per record.
 std::vector<std::int32_t> find_components(std::span<const KeyRecord> records);
 
 /// Tells which sums the main kernel converts: those that a record completes, unless the record has
@@ -23,9 +23,9 @@ struct Conversions {
   std::int64_t most_others = std::numeric_limits<std::int64_t>::max();
 };
 
-/// Fills what a list with its k tiles in order says of dQ: the components and semaphores of each q
-/// tile, the semaphore values at which records add, is_converting and left_tiles. `component_of` is
-/// that of each record. Without `conversions` all sums are left to the dQ convert kernel.
+/// Fills the dQ members of a list whose k tiles are in order: the components and semaphores of each
+/// q tile, the semaphore values at which records add, is_converting and left_tiles. `component_of`
+/// has one entry per record. Without `conversions` the dQ convert kernel converts all sums.
 void order_dq(BackwardList& list, std::span<const std::int32_t> component_of,
               const std::optional<Conversions>& conversions);
 

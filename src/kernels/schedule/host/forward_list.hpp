@@ -10,17 +10,17 @@
 #include "magi/mask.hpp"
 
 // This folder turns a problem (slices, row counts, heads, the tile shape of a kernel) into a
-// schedule: the items of a launch in order, and the records that each walks. This header is the
-// forward's part, backward_list.hpp the backward's; device_list.hpp and device_backward_list.hpp
-// make the same on the device. docs/kernels/schedules.md tells what each file holds.
+// schedule: the items of a launch in order, and the records that each walks. This header serves the
+// forward, and backward_list.hpp the backward; device_list.hpp and device_backward_list.hpp build
+// lists on the device. docs/kernels/schedules.md lists the files.
 //
 // A q tile of the forward is `tile_tokens` tokens of one head group (`packed_heads` query heads of
-// one kv head); it is owned by one CTA, which walks the tile's band records in order, or cut by
-// keys into splits, each owned by one CTA (split_list.hpp). Tiles without keys are listed too.
+// one kv head). One CTA owns it and walks its band records in order, or it is cut by keys into
+// splits, each owned by one CTA (split_list.hpp). Tiles without keys are listed too.
 namespace magi {
 
-/// A slice cut to the rows of one q tile and shrunk, or several that are one band there
-/// (tile_join.hpp): every row of [q0, q1) sees a key, every key of [k0, k1) is seen.
+/// A slice cut to the rows of one q tile and shrunk, or several slices that are one band there
+/// (tile_join.hpp): every row of [q0, q1) sees a key, and every key of [k0, k1) is seen.
 struct alignas(16) BandRecord {
   BandSlice band;
   std::int32_t reserved[2] = {0, 0};
@@ -29,10 +29,10 @@ struct alignas(16) BandRecord {
 };
 static_assert(sizeof(BandRecord) == 32);
 
-/// Records [record_begin, record_end) of q tile `tile`. Negative indices occur in lists made on the
-/// device, for tiles whose records did not fit: there all slices lie before the first record, and
-/// the walker cuts each to the tile's rows; the first and the last of them leave some. A split
-/// takes of its first and last record the keys that are its own.
+/// Records [record_begin, record_end) of q tile `tile`. Indices are negative in lists made on the
+/// device, for tiles whose records did not fit. They name slices, which lie before the first
+/// record; the walker cuts each to the tile's rows, and the first and last have pairs there. A
+/// split walks only its own keys of its first and last record.
 struct alignas(16) TileWork {
   std::int32_t tile = 0;
   std::int32_t record_begin = 0;
@@ -47,7 +47,7 @@ struct alignas(16) TileWork {
 };
 static_assert(sizeof(TileWork) == 32);
 
-/// A q tile in splits, in order of its walk: those of slots [first_slot, first_slot + num_slots).
+/// A q tile in splits, in walk order: they have slots [first_slot, first_slot + num_slots).
 struct alignas(16) SplitTile {
   std::int32_t tile = 0;
   std::int32_t first_slot = 0;
@@ -57,7 +57,7 @@ struct alignas(16) SplitTile {
   friend bool operator==(const SplitTile&, const SplitTile&) = default;
 };
 
-/// The values that the host does not know of a list that was made on the device.
+/// Values of a list made on the device, which the host does not know.
 struct ListOutcome {
   std::int32_t packed_heads = 0;
   std::int32_t head_groups = 0;
@@ -83,15 +83,15 @@ struct ForwardProblem {
   std::int32_t dim_qk = 128;
   std::int32_t dim_v = 128;
   std::int64_t cache_bytes = std::int64_t{32} << 20;  ///< K and V of one section of heads fit here
-  /// A key row that slices do not cross (see cut_at_own_rows), and joined records do not either;
-  /// 0: there is none.
+  /// A key row that neither slices (see cut_at_own_rows) nor joined records cross; 0: there is
+  /// none.
   std::int32_t key_cut = 0;
 
   friend bool operator==(const ForwardProblem&, const ForwardProblem&) = default;
 };
 
 /// The items of one launch, in the order of ForwardOrder: in each section the longest works first.
-/// Works that wait for in-flight keys lie behind the others.
+/// Works that wait for in-flight keys come after the others.
 struct ForwardList {
   ForwardProblem problem;
   TileShape shape;
@@ -100,7 +100,7 @@ struct ForwardList {
   std::int32_t head_groups = 0;          ///< heads_q / packed_heads
   std::int32_t groups_per_section = 0;   ///< the last section may have fewer
   std::int32_t num_works = 0;            ///< elements of `tiles`
-  std::int32_t num_in_flight_works = 0;  ///< the last of them, which wait for keys that come late
+  std::int32_t num_in_flight_works = 0;  ///< the last works: their keys arrive late
   std::int32_t num_waiting_works = 0;    ///< all that wait for in-flight keys
   std::int32_t in_flight_groups_per_section = 0;
   std::vector<TileWork> tiles;  ///< every q tile, whole or in splits, longest first, ties by index
@@ -130,18 +130,18 @@ struct ForwardList {
 std::vector<std::int32_t> allowed_packed_heads(const ForwardProblem& problem,
                                                const TileShape& shape);
 
-/// The list without its tiles and records: all that does not depend on slices. Throws
+/// Makes a list without tiles and records: all that does not depend on slices. Throws
 /// InvalidArgument naming what is not allowed.
 ForwardList forward_list_frame(const ForwardProblem& problem, const TileShape& shape,
                                std::int32_t packed_heads);
 
-/// The list, no tile in splits, with the given heads per tile: a power of two that divides heads_q
-/// / heads_kv and the tile's rows. Throws InvalidArgument naming what is not allowed.
+/// Builds the list, no tile in splits. `packed_heads` is a power of two that divides heads_q /
+/// heads_kv and the tile's rows. Throws InvalidArgument naming what is not allowed.
 ForwardList build_forward_list(const ForwardProblem& problem, std::span<const BandSlice> slices,
                                const TileShape& shape, std::int32_t packed_heads);
 
-/// The list with the heads per tile that are cheapest by modelled cost, as long as nothing is
-/// joined; ties go to fewer heads.
+/// Builds the list with the packed heads of the least modelled cost before records are joined; ties
+/// go to fewer heads.
 ForwardList build_forward_list(const ForwardProblem& problem, std::span<const BandSlice> slices,
                                const TileShape& shape);
 

@@ -5,18 +5,18 @@
 
 #include "base/host_device.hpp"
 
-// Which item of a launch comes at a given place and where it works: one function per direction,
-// which the kernels, the cost of schedules and the tests share. Items are numbered in 31 bits, so
-// that unsigned 32-bit arithmetic is exact.
+// Maps a place in a launch to an item and its work: one function per direction, which kernels, the
+// cost of schedules and tests share. Items are numbered in 31 bits, so that unsigned 32-bit
+// arithmetic is exact.
 namespace magi {
 
-/// Items of a launch: a CTA that finds no more has a number beyond the last one's, in 31 bits too.
+/// Items of a launch. A CTA that finds no more draws a number after the last, in 31 bits too.
 inline constexpr std::int64_t kMaxItems = (std::int64_t{1} << 31) - 1025;
 
-/// The items of a forward launch, in sections of head groups whose keys and values share the cache.
+/// The items of a forward launch, in sections of head groups whose K and V fit the cache together.
 /// In a section each work (a q tile, or a split of one) is handed out for all its head groups
 /// before the next work. Works that wait for in-flight keys follow all others, in sections of their
-/// own, whose heads come together.
+/// own, whose heads arrive together.
 struct ForwardOrder {
   std::int32_t num_works = 0;
   std::int32_t head_groups = 0;
@@ -52,15 +52,15 @@ MAGI_HOST_DEVICE ForwardItem forward_item(const ForwardOrder& order, std::uint32
           static_cast<std::int32_t>(first_group + inside % groups)};
 }
 
-/// Neighbouring k tiles of a backward list whose items are split and handed out alike: section
-/// after section of kv heads, in each block after block of k tiles, in each split after split, in
-/// each k tile after k tile, the kv heads of the section side by side. So the items that run at one
-/// time work for few heads, which stay in the cache.
+/// Neighbouring k tiles of a backward list whose items are split and handed out alike: nested
+/// loops, from the outside in, over sections of kv heads, blocks of k tiles, splits, k tiles, and
+/// kv heads of the section. So items that run at one time work for few heads, whose rows stay in
+/// the cache.
 ///
-/// The splits of a k tile and kv head are a chain: each adds what the ones before have summed, and
-/// leaves that in a slot or, being the last, writes it. A slot serves k tiles `block_tiles` apart
-/// and kv heads `slot_heads` apart: the first split that comes to a used slot waits for the last
-/// split of the user before. k tiles without records are in spans of their own, of one split.
+/// The splits of a k tile and kv head are a chain: each adds the sum of those before it, and leaves
+/// its sum in a slot or, as the last, writes the result. A slot serves k tiles `block_tiles` apart
+/// and kv heads `slot_heads` apart: the first split that uses a slot again waits for the last split
+/// of the user before. k tiles without records are in spans of their own, of one split.
 struct TileSpan {
   std::int32_t item_begin = 0;
   std::int32_t item_end = 0;
@@ -70,7 +70,7 @@ struct TileSpan {
   std::int32_t groups_per_item = 1;  ///< head groups that an item walks
   std::int32_t section_heads = 1;    ///< kv heads of a section; the last may have fewer
   std::int32_t block_tiles = 1;      ///< k tiles of a block; the last may have fewer
-  std::int32_t slot_begin = 0;       ///< the first slot, where there are splits
+  std::int32_t slot_begin = 0;       ///< the first slot, if there are splits
   std::int32_t slot_heads = 0;       ///< kv heads with slots of their own
 
   friend bool operator==(const TileSpan&, const TileSpan&) = default;
@@ -87,8 +87,8 @@ struct BackwardItem {
   friend bool operator==(const BackwardItem&, const BackwardItem&) = default;
 };
 
-/// The item at place `index`, which is below item_end of the last span and not below item_begin of
-/// span `first_span`, where the search for the item's span begins.
+/// Returns the item at place `index`, which is below item_end of the last span. The search for its
+/// span begins at `first_span`, whose item_begin is at most `index`.
 MAGI_HOST_DEVICE BackwardItem backward_item(const TileSpan* spans, std::int32_t heads_kv,
                                             std::uint32_t index, std::int32_t first_span = 0) {
   std::int32_t number = first_span;
@@ -119,7 +119,7 @@ MAGI_HOST_DEVICE BackwardItem backward_item(const TileSpan* spans, std::int32_t 
 
 /// A slot serves the splits of one user at a time: a k tile of the list and a kv head.
 struct SlotUser {
-  std::int32_t tile = -1;  ///< -1: nobody
+  std::int32_t tile = -1;  ///< -1: none
   std::int32_t kv_head = 0;
 };
 
@@ -130,8 +130,8 @@ MAGI_HOST_DEVICE std::int32_t slot_of(const TileSpan& span, SlotUser user) {
          tile % span.block_tiles;
 }
 
-/// The tile that has had the slot before: the k tile a block before or, in the first block, the
-/// last such k tile of an earlier kv head.
+/// Returns the user of the slot before this one: the k tile one block earlier or, in the first
+/// block, the last such k tile of an earlier kv head.
 MAGI_HOST_DEVICE SlotUser user_before(const TileSpan& span, SlotUser user) {
   const std::int32_t tile = user.tile - span.tile_begin;
   const std::int32_t block = span.block_tiles;

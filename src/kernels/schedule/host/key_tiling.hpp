@@ -9,11 +9,11 @@
 
 #include "kernels/schedule/host/schedule_cost.hpp"
 
-// The keys of a backward list cut into k tiles, and what slices leave on these.
+// Cuts the keys of a backward list into k tiles, and slices into records of these.
 namespace magi {
 
-/// The ways to cut the keys [0, rows_k) into k tiles of up to `keys`: on a plain grid, and where
-/// slices begin, if that differs.
+/// The ways to cut the keys [0, rows_k) into k tiles of up to `keys`: on a plain grid and, if that
+/// differs, where slices begin.
 std::vector<std::vector<KeyTile>> key_tilings(std::int32_t rows_k, std::int32_t keys,
                                               std::span<const BandSlice> slices);
 
@@ -31,9 +31,9 @@ void for_each_part(const std::vector<KeyTile>& tiles, const BandSlice& slice, Vi
   }
 }
 
-/// The tiles with their records, grouped by tile. Parts of a tile are joined where it has at most
-/// `most_joined`, and keep the order of the slices else. Throws InvalidArgument for more
-/// records than int32 numbers.
+/// The tiles with their records, grouped by tile. If a tile has at most `most_joined` parts they
+/// are joined, else they keep the order of the slices. Throws InvalidArgument for more records than
+/// int32 can number.
 Tiling fill_tiling(std::vector<KeyTile> tiles, std::span<const BandSlice> slices,
                    std::int32_t most_joined = std::numeric_limits<std::int32_t>::max());
 

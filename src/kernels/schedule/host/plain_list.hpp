@@ -14,7 +14,7 @@
 //             tokens; k tiles that few slices see are split and walked head by head
 //   k tiles   cut on a plain grid or where slices begin, whichever has the lower cost
 //   order     see plain_rule.hpp
-//   dQ        sums are taken in the order of the list if the caller asks for equal bits, and under
+//   dQ        k tiles add in the order of the list if the caller asks for equal bits, and under
 //             narrow masks
 namespace magi {
 
@@ -32,9 +32,9 @@ std::int64_t most_plain_tiles(const BackwardProblem& problem, const BackwardTile
 PlainRule plain_rule(const BackwardProblem& problem, const BackwardTileShape& shape,
                      std::int32_t packed_heads, std::int64_t most_tiles);
 
-/// Components that a plain list of so many slices and k tiles may have. The records of a slice join
-/// their rows, but those of a slice of one diagonal, d_min == d_max, have rows of their own in each
-/// k tile.
+/// The most components of a plain list of `num_slices` slices. The records of a slice join its
+/// rows, but those of a slice of one diagonal, d_min == d_max, have different rows in each k
+/// tile.
 std::int32_t most_plain_components(const BackwardProblem& problem, std::int64_t num_slices,
                                    std::int64_t num_tiles);
 
@@ -43,7 +43,7 @@ std::int32_t most_plain_components(const BackwardProblem& problem, std::int64_t 
 BackwardList plain_list_frame(const BackwardProblem& problem, const BackwardTileShape& shape,
                               std::int32_t packed_heads, std::int64_t most_tiles);
 
-/// Whether items walk head by head: see BackwardList::is_group_first.
+/// Whether items walk head by head, see BackwardList::is_group_first.
 bool is_plain_group_first(std::int32_t packed_heads, bool is_ordered);
 
 /// Builds the plain list. Of `choice` it reads only packed_heads (0: plain_packed_heads) and

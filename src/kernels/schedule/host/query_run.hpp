@@ -6,8 +6,8 @@
 #include "base/host_device.hpp"
 #include "magi/mask.hpp"
 
-// How a band record of a k tile falls into q tiles: the one routine that the cost model, the tests
-// and the backward kernels share.
+// Cuts a band record of a k tile into q tiles. The cost model, the tests and the backward kernels
+// share this routine.
 namespace magi {
 
 /// q tiles [tile_begin, tile_end) of the aligned grid, of which [full_begin, full_end) need no

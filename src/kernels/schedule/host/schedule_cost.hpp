@@ -11,7 +11,7 @@
 #include "kernels/schedule/host/schedule_policy.hpp"
 #include "kernels/schedule/host/slice_components.hpp"
 
-// What a schedule of a backward list costs, in steps. Nothing here changes what it is given.
+// The modelled cost of a schedule of a backward list, in steps. No function changes its input.
 namespace magi {
 
 /// The keys cut into k tiles, their records, and the connected component of each record.
@@ -19,8 +19,8 @@ struct Tiling {
   std::vector<KeyTile> tiles;
   std::vector<KeyRecord> records;
   std::vector<std::int32_t> component_of;
-  /// [k tiles] each, of the first slice that the tile has a part of: records do not show which
-  /// documents lie apart, or which nodes belong to one tree; -1: none.
+  /// [k tiles] each: the component of the first slice with a part in the tile, -1: none. Records do
+  /// not show which documents lie apart or which nodes belong to one tree.
   SliceComponents slice_components;
 };
 
@@ -28,8 +28,8 @@ struct Tiling {
 struct Walk {
   bool is_group_first = false;  ///< see BackwardList
   bool is_ordered = true;       ///< see BackwardList
-  /// The main kernel converts the sums that a k tile completes if it has so many steps for each;
-  /// see order_dq. Absent: it converts none.
+  /// The main kernel converts the sums that a k tile completes if the tile has this many steps for
+  /// each; see order_dq. Absent: it converts none.
   std::optional<std::int64_t> conversion_distance;
 };
 
@@ -86,19 +86,19 @@ struct Schedule {
   std::vector<std::int32_t> order;  ///< k tiles
   std::vector<TileSpan> spans;      ///< of places in `order`
   std::int32_t tail_begin = 0;      ///< first place of the tail
-  bool has_wide_sections = false;   ///< more kv heads side by side than need be
+  bool has_wide_sections = false;   ///< more kv heads side by side than needed
 
   std::int64_t num_items() const { return spans.empty() ? 0 : spans.back().item_end; }
 };
 
-/// Returns what each item costs where a k tile of `tile_steps` steps has `num_splits` items for
-/// each kv head, in steps.
+/// Returns the cost in steps of one of the `num_splits` items that a k tile of `tile_steps` steps
+/// has for each kv head.
 std::int64_t item_cost(const TileCosts& tiles, std::int64_t tile_steps, std::int32_t num_splits);
 
-/// Returns when the last CTA is done, items being handed out in order, in steps.
+/// Returns the time when the last CTA ends if items are handed out in order, in steps.
 std::int64_t finish_time(const TileCosts& tiles, const Schedule& schedule);
 
-/// Returns when all CTAs would be done if none were idle while the last items run, in steps.
+/// Returns the time when all CTAs would end if none were idle at the end, in steps.
 std::int64_t mean_time(const TileCosts& tiles, const Schedule& schedule);
 
 }  // namespace magi

@@ -5,8 +5,8 @@
 
 namespace magi {
 
-/// Splits the longest tiles of a list of whole tiles where the rule asks for it. Splits
-/// of one tile lie side by side; behind whole tiles of equal cost.
+/// Splits the longest tiles of a list of whole tiles as the rule says. Splits of one tile lie side
+/// by side, after whole tiles of equal cost.
 void split_long_tiles(ForwardList& list, const SplitRule& rule);
 
 }  // namespace magi

@@ -5,9 +5,9 @@
 #include "kernels/schedule/host/forward_list.hpp"
 #include "kernels/schedule/host/tile_run.hpp"
 
-// Which q tiles are split and where, in integers that the host and the device compute
-// alike. A tile much longer than what a multiprocessor has to do on the mean would be worked at
-// long after all others are done.
+// The rule by which q tiles are split, in integers that the host and the device compute
+// alike. A tile much longer than the mean work of a multiprocessor would end long after all
+// others.
 namespace magi {
 
 /// Makes at most `max_splits` splits of all heads together, none below `min_cost`.
@@ -17,10 +17,9 @@ struct SplitRule {
 };
 
 inline constexpr std::int32_t kMaxSplits = 4096;  ///< largest max_splits
-inline constexpr std::int32_t kLeastSplits =
-    3;  ///< of a split tile: with 2 less is won than it costs
+inline constexpr std::int32_t kLeastSplits = 3;   ///< of a split tile: 2 gain less than they cost
 
-/// Splits that one of `head_groups` may have, and tiles split for them.
+/// The most splits that one of `head_groups` may have.
 MAGI_HOST_DEVICE std::int32_t max_slots(const SplitRule& rule, std::int32_t head_groups) {
   const std::int32_t slots = rule.max_splits / head_groups;
   return slots < kLeastSplits ? 0 : slots;
@@ -29,14 +28,14 @@ MAGI_HOST_DEVICE std::int32_t max_split_tiles(const SplitRule& rule, std::int32_
   return max_slots(rule, head_groups) / kLeastSplits;
 }
 
-/// The rule by which slots of a head group are shared out.
+/// The rule that shares slots of a head group among its tiles.
 struct SplitShares {
   std::int64_t tile_costs = 0;  ///< sum over the tiles
   std::int32_t slots = 0;
   std::int32_t min_cost = 1;
 
-  /// Splits that a tile's cost is worth, kLeastSplits or more where it is split; never less for
-  /// more.
+  /// Splits that a tile's cost is worth: at least kLeastSplits if it is split, and never fewer for
+  /// a higher cost.
   MAGI_HOST_DEVICE std::int32_t worth(std::int32_t cost) const {
     if (tile_costs == 0) return 0;
     const std::int64_t by_load = std::int64_t{cost} * slots / tile_costs;
@@ -62,12 +61,12 @@ MAGI_HOST_DEVICE SplitShares split_shares(const SplitRule& rule, std::int64_t ti
   return shares;
 }
 
-/// The k tiles of a tile's walk, shared out to its splits.
+/// The k tiles of a tile's walk, shared among its splits.
 struct SplitGrid {
   std::int64_t num_k_tiles = 0;
   std::int32_t num_splits = 1;
 
-  /// First k tile of a split; of num_splits: the end.
+  /// First k tile of a split; for num_splits the end of the walk.
   MAGI_HOST_DEVICE std::int64_t begin(std::int32_t split) const {
     return num_k_tiles * split / num_splits;
   }
@@ -77,7 +76,7 @@ struct SplitGrid {
   }
 };
 
-/// Sets in `splits` the ends that lie in record `index`, whose k tiles of `width` keys come after
+/// Sets in `splits` the ends that lie in record `index`, whose k tiles of `width` keys follow
 /// `before` others of the tile.
 MAGI_HOST_DEVICE void cut_record(TileWork* splits, const SplitGrid& grid, std::int32_t index,
                                  std::int64_t before, const TileRun& run, std::int32_t width) {

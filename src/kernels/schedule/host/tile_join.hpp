@@ -10,10 +10,10 @@
 #include "base/host_device.hpp"
 #include "magi/mask.hpp"
 
-// The parts that slices leave on one tile, joined where several are one band: the tile then walks
-// their keys (backward: their queries) once. Cut to a tile, slices of other rows become parts of
-// the same rows, so far more can be joined here than among the slices themselves. Every pair stays
-// covered as often as before. One rule for host and device.
+// Joins the parts of slices on one tile that are one band: the tile then walks their keys
+// (backward: their queries) once. Cut to a tile, slices of different rows become parts of the same
+// rows, so far more can be joined here than among whole slices. Every pair stays covered as often
+// as before. The host and the device share the rule.
 namespace magi {
 
 /// A q tile with more parts keeps them as they are: the device joins them in shared memory.
@@ -22,11 +22,11 @@ inline constexpr std::int32_t kMostJoinedParts = 128;
 /// Parts may have keys on both sides of any row.
 inline constexpr std::int32_t kNoKeyCut = 0;
 
-/// The side along which the parts of a tile are joined first. What is joined there saves whole
-/// tiles; along the other side it saves at most one that is not full.
+/// The side along which the parts of a tile are joined first. A join there saves whole tiles; along
+/// the other side it saves at most one tile that is not full.
 enum class JoinAlong : std::int32_t { Queries, Keys };
 
-/// Whether `a` comes before `b` where neighbours along `along` are sought. Equal bands are ties.
+/// Whether `a` sorts before `b` so that neighbours along `along` meet. Equal bands are ties.
 MAGI_HOST_DEVICE bool comes_before(const BandSlice& a, const BandSlice& b, JoinAlong along) {
   const bool is_by_queries = along == JoinAlong::Keys;  // neighbours in keys share their queries
   const std::int32_t first[6] = {is_by_queries ? a.q0 : a.k0,
@@ -47,12 +47,12 @@ MAGI_HOST_DEVICE bool comes_before(const BandSlice& a, const BandSlice& b, JoinA
   return false;
 }
 
-/// Whether `next` goes on where `part` ends and both are one band. Both are shrunk, so a bound that
-/// is infinite on the side they share never binds there, and a finite one always ends the band. No
-/// part has keys on both sides of `key_cut`.
+/// Whether `next` begins where `part` ends and both are one band. Both are shrunk, so on the side
+/// that they share an infinite bound never binds, and a finite one always ends the band. No part
+/// has keys on both sides of `key_cut`.
 ///
-/// The answer stays the same when `part` has been joined with parts before it, or `next` with parts
-/// behind it: so a run of parts can be joined by looking at pairs of neighbours alone.
+/// The answer is the same after `part` was joined with parts before it, or `next` with parts after
+/// it, so checks of neighbours suffice to join a run of parts.
 MAGI_HOST_DEVICE bool is_continued(const BandSlice& part, const BandSlice& next, JoinAlong along,
                                    std::int32_t key_cut) {
   if (along == JoinAlong::Keys) {
@@ -77,12 +77,12 @@ MAGI_HOST_DEVICE BandSlice joined_run(const BandSlice& first, const BandSlice& l
   return run;
 }
 
-/// Parts are cut only where there are at most so many, so that the pieces are not too many either.
+/// Parts are cut only if a tile has at most this many, so that the pieces are few enough too.
 inline constexpr std::int32_t kMostCutParts = kMostJoinedParts / 2;
 
-/// The place to cut the keys of `part` so that those before it are joined with `other`, rows right
-/// above or below that see just these keys; part.k0: nowhere. A tile of keys at least is saved for
-/// one more at most, that of the keys behind.
+/// Returns where to cut the keys of `part` so that those before the cut join `other`, whose rows
+/// lie right above or below and see just these keys; part.k0: nowhere. The cut saves at least one
+/// tile of keys and adds at most one, for the keys after it.
 MAGI_HOST_DEVICE std::int32_t common_keys_end(const BandSlice& part, const BandSlice& other) {
   const std::int32_t seen_by_all = part.d_max == kBandInfinity ? part.k1 : part.q0 + part.d_max + 1;
   if (other.k0 != part.k0 || other.k1 >= part.k1 || other.k1 > seen_by_all) return part.k0;
@@ -92,14 +92,14 @@ MAGI_HOST_DEVICE std::int32_t common_keys_end(const BandSlice& part, const BandS
   return is_above || is_below ? other.k1 : part.k0;
 }
 
-/// Whether a tile of `count` parts, cut into pieces, is better joined: it has fewer parts, or some
-/// of them end where others go on.
+/// Whether joining a tile of `count` parts, cut into pieces, gains: it leaves fewer parts, or some
+/// of them end where others continue.
 MAGI_HOST_DEVICE bool is_worth_joining(std::int32_t count, std::int32_t num_pieces,
                                        std::int32_t num_left) {
   return num_left < count || (num_left == count && num_pieces > count);
 }
 
-/// The parts, some of them in two pieces: see common_keys_end.
+/// Cuts some of the parts into two pieces, see common_keys_end.
 template <typename Record>
 std::vector<Record> cut_parts(std::span<const Record> parts) {
   std::vector<Record> pieces(parts.begin(), parts.end());
@@ -115,8 +115,8 @@ std::vector<Record> cut_parts(std::span<const Record> parts) {
   return pieces;
 }
 
-/// Joins neighbours along one side. Returns how many parts are left; they are the first ones, in
-/// the order of comes_before.
+/// Joins neighbours along one side. Returns the number of parts left; they come first, in the order
+/// of comes_before.
 template <typename Record>
 std::int32_t join_along(std::span<Record> parts, JoinAlong along, std::int32_t key_cut) {
   std::sort(parts.begin(), parts.end(),
@@ -133,9 +133,9 @@ std::int32_t join_along(std::span<Record> parts, JoinAlong along, std::int32_t k
   return static_cast<std::int32_t>(num_left);
 }
 
-/// Joins the parts of a tile, along both sides. Returns how many are left; those behind them become
-/// empty records. Where nothing is joined nothing moves: the tile is walked like one whose slices
-/// are not joined at all.
+/// Joins the parts of a tile along both sides. Returns the number of parts left; the records after
+/// them become empty. If no part can be joined, all stay in place: the tile is walked as if its
+/// slices were never joined.
 template <typename Record>
 std::int32_t join_parts(std::span<Record> parts, JoinAlong first,
                         std::int32_t key_cut = kNoKeyCut) {

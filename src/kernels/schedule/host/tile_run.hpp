@@ -6,8 +6,8 @@
 #include "base/host_device.hpp"
 #include "magi/mask.hpp"
 
-// How a band record falls into k tiles: the one routine that the cost model, the tests and the
-// kernels share.
+// Cuts a band record into k tiles. The cost model, the tests and the kernels share this
+// routine.
 namespace magi {
 
 /// The k tiles of one record, walked from high keys to low: tile j holds keys [k_end - (j + 1) *
@@ -19,7 +19,7 @@ struct TileRun {
   std::int32_t full_end = 0;
 };
 
-/// Rows [row_begin, row_end) are those of the q tile that lie inside the tensor.
+/// Rows [row_begin, row_end) are the q tile's rows that lie inside the tensor.
 MAGI_HOST_DEVICE TileRun tile_run(const BandSlice& band, std::int32_t row_begin,
                                   std::int32_t row_end, std::int32_t width) {
   TileRun run;

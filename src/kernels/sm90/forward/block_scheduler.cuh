@@ -13,7 +13,7 @@ struct GatheredTile {
   std::int32_t kv_head;
 };
 
-/// The item whose list is cut. Here, as GatheredTile, because the producers have few registers.
+/// The item whose list is cut. Like GatheredTile in shared memory: producers have few registers.
 struct BlockItem {
   std::int32_t token;  ///< first of the q tile
   std::int32_t head;   ///< first of the q tile
@@ -23,16 +23,16 @@ struct BlockItem {
 template <ForwardConfig kC>
 struct BlockStorage {
   SharedStorage<kC> forward;
-  /// Beside each message, what the loader gathers.
+  /// What the loader gathers for each message.
   struct Load {
     BlockRun run;
     std::int32_t entries;
   } loads[kMessageStages];
-  GatheredTile tiles[2];  ///< of the loader: the present one, and the one before
+  GatheredTile tiles[2];  ///< of the loader: the current one and the one before
   BlockItem item;         ///< of the scheduler
 };
 
-/// The one thread that takes items and cuts their lists into runs, in the place of Scheduler.
+/// The one thread that takes items and cuts their lists into runs, instead of Scheduler.
 template <ForwardConfig kC>
 class BlockScheduler {
  public:
@@ -50,7 +50,7 @@ class BlockScheduler {
   }
 
  private:
-  /// As those of Scheduler.
+  /// As in Scheduler.
   __device__ __forceinline__ std::int32_t take_ticket() const {
     const auto limit = static_cast<unsigned>(params_.num_items) + gridDim.x - 1;
     return static_cast<std::int32_t>(atomicInc(params_.ticket, limit));

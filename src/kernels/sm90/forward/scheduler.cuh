@@ -11,8 +11,8 @@
 
 namespace magi::sm90 {
 
-/// An item: a work's tile and records, and the first of its heads. What else is known of it waits
-/// in shared memory.
+/// An item: a work's tile and records, and the first of its heads. Its other values are in shared
+/// memory.
 struct Item {
   std::int32_t tile;
   std::int32_t record_begin;
@@ -44,10 +44,10 @@ __device__ __forceinline__ Item load_item(const ForwardParams& params, std::int3
   return {work.x, work.y, work.z, group * params.packed_heads};
 }
 
-/// The one thread that takes items and walks their records. It tells the loader and the consumers
-/// of each run and is ahead of them by the depth of the message ring, so that nobody waits for the
-/// latency of tickets, items and records, nor, where own keys are enough for a while, for keys that
-/// come.
+/// The one thread that takes items and walks their records. It sends each run to the loader and
+/// the consumers, as far ahead of them as the message ring is deep. So no warp waits for the
+/// latency of tickets, items and records, or for in-flight keys while there is work on own
+/// keys.
 template <ForwardConfig kC>
 class Scheduler {
  public:
@@ -66,26 +66,26 @@ class Scheduler {
       ticket = take_ticket();
       if (params_.arrivals.flags == nullptr || await_item(item)) run_item(item);
     }
-    // NOTE: not before. The next kernel would take the multiprocessors that this one leaves free to
-    // wait there, and what is to run on them now, such as what brings keys, would not.
+    // NOTE: no earlier. The next kernel would wait on the multiprocessors that this one leaves
+    // free, and keep out work that must run there now, such as a push of keys.
     if (params_.arrivals.flags == nullptr) ptx::launch_dependents();
     send({.flags = kEndOfItems});
     if (params_.is_for_deferred) end_deferred();
-    // Launched beside the kernel that brings keys: what comes next is to be behind that one too.
+    // The kernel that pushes keys runs beside this one: later kernels must wait for it too.
     if (params_.arrivals.flags != nullptr) ptx::await_kernels_before();
   }
 
  private:
-  /// Begins with an item, of which the list alone has been read: waits for the kernels before. A
-  /// CTA that starts so late that others have taken as many items as there are CTAs need not wait:
-  /// those have.
+  /// Begins with an item, which was read from the list alone: waits for earlier kernels. A CTA that
+  /// starts after others have taken as many items as there are CTAs need not wait: those have
+  /// waited.
   __device__ __forceinline__ void begin(const Item& item) const {
     if (params_.is_beside) return;
     if (item.record_begin < item.record_end) ptx::prefetch(params_.records + item.record_begin);
     ptx::await_kernels_before();
   }
 
-  /// The number of works, read anew at every call: registers are few.
+  /// The number of works, read anew in each call to save registers.
   __device__ __forceinline__ std::int32_t num_works() const {
     return params_.outcome == nullptr ? params_.num_works : params_.outcome->num_works;
   }
@@ -94,9 +94,9 @@ class Scheduler {
                                    : num_works() * params_.head_groups;
   }
 
-  /// The counter wraps to 0 by itself: each item draws one ticket, and each CTA one that is no
-  /// item. NOTE: the first item is taken like any other. One that belonged to a CTA by its number
-  /// would wait where another kernel, such as a collective call, holds the CTA's multiprocessor.
+  /// The counter wraps to 0 by itself: each item takes one ticket, and each CTA one more that is no
+  /// item. NOTE: CTAs draw the first item too. An item bound to a CTA's number would wait while
+  /// another kernel, such as a collective call, holds that CTA's multiprocessor.
   __device__ __forceinline__ std::int32_t take_ticket() const {
     const auto limit = static_cast<unsigned>(shared_.wait.num_items) + gridDim.x - 1;
     return static_cast<std::int32_t>(atomicInc(params_.ticket, limit));
@@ -120,8 +120,8 @@ class Scheduler {
     return false;
   }
 
-  /// The last CTA to come here leaves the counts at 0. (Normally there are no items; a CTA that
-  /// asked for them at the kernel's begin would change the code of the consumers.)
+  /// The last CTA here resets the counts to 0. (Normally no item is deferred; a check for that at
+  /// the kernel's begin would change the code of the consumers.)
   __device__ __forceinline__ void end_deferred() const {
     ptx::fence_gpu();  // the count has been read
     if (atomicInc(params_.deferred.num_ended, gridDim.x - 1) == gridDim.x - 1) {
@@ -135,7 +135,7 @@ class Scheduler {
       send({.token_begin = token, .head_begin = item.head_begin, .flags = kFirstRun | kLastRun});
     }
     for (std::int32_t i = item.record_begin; i < item.record_end; ++i) {
-      // The cut changes only whole slices, those of a tile whose records did not fit.
+      // The cut changes only whole slices: those of a tile whose records did not fit.
       const Range rows{token, token + params_.tile_tokens};
       BandSlice band = shrink(cut_q(load_band(params_.records + i), rows));
       if (band.q0 >= band.q1) continue;
