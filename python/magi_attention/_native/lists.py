@@ -18,9 +18,9 @@ _BACKWARD = address_of("magi_listed_attention_backward")
 
 
 class KeyLists:
-    """A magi_key_lists that borrows indices int32 [rows_q, heads_kv, entries] and owns the report
-    int64 [2] on their device that a forward writes: how many entries are no block of the keys, and
-    the first's place in row-major order (-1: none).
+    """A magi_key_lists. It borrows indices int32 [rows_q, heads_kv, entries], and owns the report
+    int64 [2] on their device that a forward writes: the number of entries that are no block of the
+    keys, and the place of the first in row-major order (-1: none).
     """
 
     def __init__(self, indices: torch.Tensor, block_keys: int) -> None:
@@ -33,5 +33,5 @@ class KeyLists:
 
 
 def listed_call(q, k, v, sink, lists: KeyLists, options: Options) -> Call:
-    """Returns what runs forward and backward of tensors under these lists."""
+    """Returns the call that runs forward and backward of tensors under these lists."""
     return Call(Runner(_FORWARD, _BACKWARD, lists.address, lists), q, k, v, sink, options)

@@ -14,7 +14,7 @@ FULL, CAUSAL = 0, 1
 
 class Blocks(NamedTuple):
     """rows of q and k, and rows of a block; the last block of each side may be shorter. is_causal:
-    query i sees no key behind i + rows_k - rows_q.
+    query i sees no key after i + rows_k - rows_q.
     """
 
     rows_q: int
@@ -34,7 +34,7 @@ class Blocks(NamedTuple):
 
 class Runs(NamedTuple):
     """Runs of neighbouring blocks of keys, int64 [n] each: head, block of queries, first block of
-    keys and the one behind the last. A run without blocks is none.
+    keys, last block + 1. A run without blocks is none.
     """
 
     head: torch.Tensor
@@ -44,9 +44,9 @@ class Runs(NamedTuple):
 
 
 class FoldedRanges(NamedTuple):
-    """q_ranges, k_ranges and attn_type_map of heads folded into rows. error_word: int64 [2]: how
-    many entries of lists are no block, or runs of a mask are beyond the capacity; the place of the
-    first such entry in row-major order, or -1.
+    """q_ranges, k_ranges and attn_type_map of heads folded into rows. error_word: int64 [2]: the
+    number of entries of lists that are no block, or of runs of a mask beyond the capacity; and the
+    place of the first such entry in row-major order, or -1.
     """
 
     q_ranges: torch.Tensor
@@ -56,8 +56,8 @@ class FoldedRanges(NamedTuple):
 
 
 def runs_of_mask(mask: torch.Tensor, capacity: int | None) -> tuple[Runs, torch.Tensor]:
-    """Runs of a mask bool [heads, q_blocks, k_blocks], and how many are beyond capacity, int64 [].
-    capacity None: as many as there are, which waits for a GPU.
+    """Runs of a mask bool [heads, q_blocks, k_blocks], and the number beyond capacity, int64 [].
+    capacity None: room for all; the host waits for a GPU.
     """
     heads, num_q, num_k = mask.shape
     edge = mask.new_zeros((heads, num_q, 1))
@@ -78,7 +78,7 @@ def runs_of_mask(mask: torch.Tensor, capacity: int | None) -> tuple[Runs, torch.
 
 
 def _compacted(flags: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns where the first `capacity` flags are, 0 behind them, and the number of flags."""
+    """Returns the places of the first `capacity` flags, followed by 0, and the number of flags."""
     place = flags.to(torch.int64).cumsum(0)
     target = torch.where(flags, (place - 1).clamp(max=capacity), capacity)
     found = torch.zeros(capacity + 1, dtype=torch.int64, device=flags.device)
@@ -100,8 +100,8 @@ def counts_of_lists(lists: torch.Tensor, num_k: int) -> torch.Tensor:
 
 
 def error_word_of_lists(lists: torch.Tensor, num_k: int) -> torch.Tensor:
-    """int64 [2]: how many entries of lists are no block and not -1, and the place of the first in
-    row-major order, or -1.
+    """int64 [2]: the number of entries that are neither a block nor -1, and the place of the first
+    in row-major order, or -1.
     """
     is_bad = ((lists < -1) | (lists >= num_k)).flatten()
     num_bad = is_bad.sum()
@@ -124,8 +124,8 @@ def runs_of_lists(lists: torch.Tensor, num_k: int) -> Runs:
 
 
 def folded_ranges(runs: Runs, blocks: Blocks, error_word: torch.Tensor) -> FoldedRanges:
-    """Ranges of runs, two of each run where blocks are causal: the rows whose last key is inside,
-    and those that see all of it. Empty ranges are [0, 0).
+    """Ranges of runs. A run of causal blocks has two: the rows whose last key is inside, and those
+    that see all of it. Empty ranges are [0, 0).
     """
     q_begin = runs.q_block * blocks.q_size
     q_end = (q_begin + blocks.q_size).clamp(max=blocks.rows_q)

@@ -2,10 +2,10 @@
 """The original's helpers around block-sparse and index-sparse attention: random patterns, ranges
 from block masks and from lists of blocks.
 
-Heads are folded into rows where ranges are made: kv head h has rows [h * rows, (h + 1) * rows), so
-q is given as [heads_kv * rows_q, heads_q / heads_kv, dim] and k as [heads_kv * rows_k, 1, dim].
-Everything is an operator of torch on the tensors' device. What has a result of a fixed shape reads
-nothing back to the host; functions whose result is as long as the pattern has blocks do.
+Functions that make ranges fold heads into rows: kv head h has rows [h * rows, (h + 1) * rows), so
+q has the form [heads_kv * rows_q, heads_q / heads_kv, dim] and k [heads_kv * rows_k, 1, dim].
+All functions are operators of torch on the tensors' device. Those whose result is as long as the
+pattern has blocks read its length back to the host; others read nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _check_heads(num_q_heads: int, num_kv_heads: int) -> None:
 
 
 def _check_sizes(**sizes: int) -> None:
-    """TypeError or ValueError for what is no number of rows, blocks or heads from 1 on."""
+    """TypeError or ValueError unless all are numbers of rows, blocks or heads from 1 on."""
     for name, size in sizes.items():
         check_int(name, size, 1)
 

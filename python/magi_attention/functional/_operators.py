@@ -39,7 +39,7 @@ UNCAPTURED = (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsa
 
 
 def define(name: str, schema: str, fake, implementation, **options) -> None:
-    """One operator for host memory and GPUs; its fake gives the same shapes, types and strides."""
+    """Defines an operator for CPUs and GPUs, with a fake of equal shapes, types and strides."""
     _library.define(name + schema, **options)
     for device in ("CPU", "CUDA"):
         _library.impl(name, implementation, device)
@@ -47,7 +47,7 @@ def define(name: str, schema: str, fake, implementation, **options) -> None:
 
 
 def distinct(*tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
-    """The tensors, where one that comes again is a view of itself: a compiler refuses a Function
+    """The tensors, with a view in place of each that comes again: a compiler refuses a Function
     that takes one tensor for two arguments. Their gradients add up.
     """
     found: list[torch.Tensor | None] = []
@@ -71,7 +71,7 @@ def fake_forward(q, k, v, with_max_logits: bool):
 
 def fake_backward(q, k, v, sink, out, lse):
     """dq, dk, dv and dsink of a backward call, not filled; dsink is empty without a sink. torch
-    asks for them where one tensor is on meta, too.
+    asks for them too if one tensor is on meta.
     """
     for name, tensor in (("k", k), ("v", v), ("out", out), ("lse", lse)):
         check_place(name, tensor, q.device)
@@ -95,7 +95,7 @@ def backward(call, dout, dlse, q, k, v, out, lse, sink):
 def flex_call(
     q, k, v, sink, mask: tuple, options: Options, backend: str | None
 ) -> Call | RangesInvocation:
-    """Returns what runs forward and backward under q_ranges, k_ranges and types (or None)."""
+    """Returns the call of forward and backward under q_ranges, k_ranges and types (or None)."""
     if not mask[0].is_cuda:
         return mask_of(q.shape[0], k.shape[0], *mask, backend).calls.find(q, k, v, sink, options)
     if backend is not None:
@@ -113,8 +113,8 @@ knows_symbols._dynamo_marked_constant = True
 
 
 def symbolic(number: float) -> torch.Tensor | None:
-    """A number that a compiler keeps symbolic as a tensor in host memory, which a graph takes as an
-    input where an operator's float would be a part of it; None for other numbers.
+    """A symbolic number of a compiler as a tensor in host memory, None for other numbers. A graph
+    takes the tensor as an input; an operator's float would become part of the graph.
     """
     if not torch.compiler.is_dynamo_compiling() or not knows_symbols():
         return None
@@ -127,7 +127,7 @@ def symbolic(number: float) -> torch.Tensor | None:
 
 
 def with_symbols(scale: float, softcap: float) -> tuple[float, float, list[torch.Tensor | None]]:
-    """scale, softcap and their symbolic forms: a number that has one is 0."""
+    """scale, softcap and their symbolic forms; a number that has one is 0."""
     symbols = [symbolic(scale), symbolic(softcap)]
     numbers = (0.0 if s is not None else n for s, n in zip(symbols, (scale, softcap)))
     return *numbers, symbols
@@ -155,8 +155,8 @@ def check_lists(
     device: torch.device,
     name: str = "index_sparse_indices",
 ) -> torch.Tensor:
-    """Lists int32 [*shape, n] as a plain tensor on the device; block: that of sparse_k_block_size.
-    name: of the argument.
+    """Lists int32 [*shape, n] as a plain tensor on the device; block: sparse_k_block_size. name:
+    the argument's.
     """
     check_int("sparse_k_block_size", block, 1, MAX_BLOCK)
     with trying("block_sparse_attn_func, which takes bool masks of blocks", "torch.bool"):
@@ -170,8 +170,8 @@ def check_lists(
 
 class _Form(NamedTuple):
     """A form of masks on one device, in schemas of its operators: tensors before the sink, numbers
-    after it, what ends them. call_of(qkv, sink, mask, numbers, options, backend) gives what runs,
-    and num_words tensors that forward returns too.
+    after it, and the last arguments. call_of(qkv, sink, mask, numbers, options, backend) returns
+    the call and num_words tensors, which forward returns too.
     """
 
     mask: str
@@ -182,8 +182,8 @@ class _Form(NamedTuple):
 
 
 def _define_form(name: str, form: _Form) -> None:
-    """The operators `name`_forward and `name`_backward. Their arguments behind q, k, v, or out and
-    lse, are read from a tuple: as many in both.
+    """Defines the operators `name`_forward and `name`_backward. Both read equally many arguments
+    from a tuple: after q, k, v, or after out and lse.
     """
     num_mask, num_numbers = form.mask.count(","), form.numbers.count(",")
 

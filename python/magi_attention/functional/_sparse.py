@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse attention with checked arguments: lists of keys of every query; blocks of each kv head, by
-the GPU's kernels for blocks, which fold no head and copy no key; and ranges with kv heads folded
-into rows: row h * rows + i of folded tensors is row i for kv head h, so that one mask of ranges
-says of each kv head who sees what. K and V are copied then unless there is one kv head.
+"""Sparse attention with checked arguments, in three ways. Each query has a list of keys. Each kv
+head has a mask of blocks, for GPU kernels that neither fold heads nor copy keys. Or kv heads are
+folded into rows, so that one mask of ranges holds for all: row h * rows + i of folded tensors is
+row i for kv head h. Folding copies K and V unless there is one kv head.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def fold_keys(x: torch.Tensor) -> torch.Tensor:
 def fold_sink(
     sink: torch.Tensor | None, sink_layout: str, rows: int, heads_kv: int
 ) -> tuple[torch.Tensor | None, str]:
-    """A sink in either layout for folded queries: one for each row where there are several heads,
-    [heads_kv * rows, sinks, heads_q / heads_kv].
+    """A sink in either layout for folded queries. Several heads have one for each row, [heads_kv *
+    rows, sinks, heads_q / heads_kv].
     """
     if sink is None:
         return sink, sink_layout
@@ -74,9 +74,9 @@ _calls = LruCache(_CALLS_KEPT)
 
 
 def find_block_call(q, k, v, sink, shape: BlockShape, options: Options) -> BlockCall | None:
-    """Returns what computes these tensors under masks of this shape; None where the kernels for
-    blocks do not: on a CPU, in compiled graphs, with another backend, softcap or max_logits, or
-    other blocks and head dims than magi/block_mask.hpp tells.
+    """Returns the call that computes these tensors under masks of this shape, or None if the
+    kernels for blocks cannot: on a CPU, in compiled graphs, with another backend, softcap or
+    max_logits, or with blocks or head dims that magi/block_mask.hpp does not allow.
     """
     is_plain = options.softcap == 0.0 and not options.with_max_logits
     if not (q.is_cuda and is_plain and is_eager(q, k, v)) or backend_of_environment() is not None:
@@ -121,23 +121,23 @@ class _BlockInvocation:
         return self._call.backward_under(dout, dlse, q, k, v, out, lse, sink, self._visible)
 
 
-_MOST_TIMES = 254  # that a block may stand in a list of the kernels for blocks
+_MOST_TIMES = 254  # entries of one block in a list for the kernels for blocks
 
 
 @dataclass
 class SparseForwardMeta(AttnForwardMeta):
-    """error_word: int64 [2] on the device of the lists or the mask. Its first number tells how much
-    was not computed as given, 0: nothing. Of lists that is entries that are no block of the keys,
-    which count as none, and the second number is the place of the first in row-major order (-1:
-    none). Of a mask it is runs beyond max_runs, and then all results are NaN. Over ranks
-    entries of blocks that did not come count too; results of their queries are NaN.
+    """error_word: int64 [2] on the device of the lists or the mask. For lists: the number of
+    entries that are no block of the keys, which count as none, and the place of the first in
+    row-major order (-1: none). For a mask: the number of runs beyond max_runs; unless it is 0, all
+    results are NaN. Over ranks entries of blocks that did not come count too; results of their
+    queries are NaN.
     """
 
     error_word: torch.Tensor | None = None
 
 
 def check_own_backend(backend: str | None) -> None:
-    """NotImplementedError for a backend other than the library's own, None."""
+    """NotImplementedError unless the backend is None, the library's own."""
     if backend is not None:
         raise NotImplementedError(
             f"backend {backend} takes no lists of single queries; allowed: the library's own"
@@ -163,8 +163,8 @@ def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple
 
 
 def heads_in_rows(q, k, indices) -> int:
-    """heads_kv where q [rows_q * heads_kv, group, dim] and k [rows_k * heads_kv, 1, dim] are in the
-    original's form for lists [rows_q, heads_kv, n] of several heads; else 0.
+    """heads_kv if q [rows_q * heads_kv, group, dim] and k [rows_k * heads_kv, 1, dim] have the
+    original's form for lists [rows_q, heads_kv, n] of several heads, else 0.
     """
     if not all(isinstance(x, torch.Tensor) and x.dim() == 3 for x in (q, k, indices)):
         return 0
@@ -173,8 +173,8 @@ def heads_in_rows(q, k, indices) -> int:
 
 
 def attend_unfolded(attend: Callable, qkv: tuple, heads: int, options: tuple):
-    """attend of (q, k, v) and options for tensors with heads in their rows. options: sink, its
-    layout and others; results have the form of q.
+    """Calls attend(qkv, options) for tensors with heads in their rows. options: sink, its layout
+    and others. Results have the form of q.
     """
     sink, layout, *others = options
     for name, x in zip(("k", "v"), qkv[1:]):
@@ -194,8 +194,8 @@ def attend_unfolded(attend: Callable, qkv: tuple, heads: int, options: tuple):
 
 
 class BlockLists(NamedTuple):
-    """Lists of blocks of keys, int32 [q_blocks, heads_kv, n], and queries and keys of a block.
-    name: of the argument that holds the lists.
+    """Lists of blocks of keys, int32 [q_blocks, heads_kv, n], and the queries and keys of a block.
+    name: the argument that holds the lists.
     """
 
     indices: torch.Tensor
@@ -216,7 +216,7 @@ def attend_to_block_lists(
     word = error_word_of_lists(indices, blocks.num_k)
     check_word(word, lists.name)
 
-    num_entries = indices.shape[0] * indices.shape[2]  # of a head
+    num_entries = indices.shape[0] * indices.shape[2]  # per head
     if num_entries > 0 and indices.shape[2] <= _MOST_TIMES:
         shape = BlockShape(k.shape[1], *blocks[2:], max_blocks=num_entries)
 
@@ -234,8 +234,8 @@ def attend_to_visible(
     attend: partial, qkv: tuple, sink: tuple, shape: BlockShape,
     visible_of: Callable[[], torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:  # fmt: skip
-    """out, lse and the error word by the kernels for blocks, None where they do not take the call.
-    visible_of: gives that of attend_by_blocks, where it is needed.
+    """out, lse and the error word by the kernels for blocks; None if they do not take the call.
+    visible_of: returns the `visible` of attend_by_blocks, called only if needed.
     """
     q, k, v = qkv
     given = attend.keywords
@@ -255,8 +255,8 @@ def attend_to_visible(
 def attend_folded(
     attend: partial, qkv: tuple, ranges: FoldedRanges, heads: int, sink: tuple
 ) -> tuple[torch.Tensor, SparseForwardMeta]:
-    """Attention under ranges of so many heads folded into rows: the kv heads, or one mask for all.
-    sink: the tensor or None, and its layout.
+    """Attention under ranges of `heads` heads folded into rows: the kv heads, or 1 if one mask
+    holds for all. sink: the tensor or None, and its layout.
     """
     q, k, v = qkv
     mask = ranges.q_ranges, ranges.k_ranges, ranges.types
@@ -276,7 +276,7 @@ def attend_folded(
 
 
 def check_word(word: torch.Tensor, name: str = "index_sparse_indices") -> None:
-    """ValueError for entries that are no block, where MAGI_ATTENTION_SANITY_CHECK is 1."""
+    """ValueError for entries that are no block, if MAGI_ATTENTION_SANITY_CHECK is 1."""
     if is_intercepted() or not is_sanity_check_enable():
         return
     count, first = word.tolist()

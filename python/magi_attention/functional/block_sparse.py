@@ -48,18 +48,18 @@ def block_sparse_attn_func(
     q_block_size queries sees blocks of k_block_size keys (1 to 256 rows each; the last block of a
     side may be shorter).
 
-    One of block_mask, bool [heads_kv or 1, q_blocks, k_blocks], and block_lists, int32 [q_blocks,
-    heads_kv, n] of blocks of keys (-1: none; in any order; a block that stands n times counts n
-    times). is_causal: query i sees no key behind i + rows_k - rows_q, inside blocks too. Both may
-    be made on the GPU anew in every call.
+    Give either block_mask, bool [heads_kv or 1, q_blocks, k_blocks], or block_lists, int32
+    [q_blocks, heads_kv, n] of blocks of keys (-1: none; in any order; a block that occurs n times
+    counts n times). Both may be made on the GPU anew in every call. is_causal: query i sees no key
+    after i + rows_k - rows_q, inside blocks too.
 
-    max_runs: bounds how many runs of neighbouring blocks the mask has over all heads, for masks
-    that the host does not read: on GPUs and in compiled graphs. None: as many as any mask could
-    have. A mask with more is ValueError where the host reads it; elsewhere all results are NaN.
+    max_runs: bounds the runs of neighbouring blocks of the mask over all heads, for masks that the
+    host does not read: on GPUs and in compiled graphs. None: the most that any mask can have. For a
+    mask with more the host raises ValueError if it reads the mask; else all results are NaN.
 
     sink, sink_layout, softmax_scale, softcap, deterministic, sm_margin and the result are those of
-    flex_flash_attn_func; meta.error_word as in SparseForwardMeta. K and V are copied where blocks
-    of several kv heads differ, but not by the GPU's kernels for blocks (docs/kernels/blocks.md).
+    flex_flash_attn_func; meta.error_word as in SparseForwardMeta. K and V are copied if blocks of
+    several kv heads differ, but not by the GPU's kernels for blocks (docs/kernels/blocks.md).
     ValueError or TypeError names a wrong argument.
     """
     attend = partial(
@@ -100,7 +100,7 @@ def _attend_by_blocks(
     attend: partial, qkv: tuple, sink: tuple, mask: torch.Tensor, blocks: Blocks,
     max_runs: int | None,
 ) -> tuple[torch.Tensor, SparseForwardMeta] | None:  # fmt: skip
-    """Computes it by the kernels for blocks; None where they do not take the call."""
+    """Computes the call by the kernels for blocks; None if they do not take it."""
     if max_runs is not None:
         check_int("max_runs", max_runs, 1, _MAX_RUNS)
     shape = BlockShape(mask.shape[0], *blocks[2:], max_runs=max_runs or 0)
@@ -116,12 +116,12 @@ def _attend_by_blocks(
 
 
 def _is_read(mask: torch.Tensor) -> bool:
-    """Whether the host reads the mask, which costs nothing in host memory outside of graphs."""
+    """Whether the host reads the mask: it does in host memory outside of graphs, at no cost."""
     return mask.device.type == "cpu" and not is_intercepted()
 
 
 def _capacity(mask: torch.Tensor, max_runs: int | None) -> int | None:
-    """Runs that there is room for; None: as many as the mask has."""
+    """The runs that have room; None: all that the mask has."""
     if _is_read(mask):
         return None
     heads, num_q, num_k = mask.shape

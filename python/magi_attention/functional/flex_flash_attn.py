@@ -136,17 +136,16 @@ def flex_flash_attn_func(
     - return_max_logits: meta.max_logits is then the largest softmax_scale * q.k of each head,
       before softcap; else it is None.
     - deterministic: on a GPU the gradient of q, and under lists of keys those of k and v, have the
-      same bits in every call, as all other results have; slower.
-    - sm_margin: multiprocessors of a GPU that are left to others.
-    - index_sparse_indices, in place of ranges: int32 [rows_q, heads_kv, n], the keys that each
-      query sees in the heads of each kv head, or the blocks of sparse_k_block_size keys (the last
-      may be shorter), in any order. -1 is none; one that stands n times counts n times. Others
-      that are no block count as none, and meta.error_word tells of them (they are ValueError with
-      MAGI_ATTENTION_SANITY_CHECK=1). On a GPU head dims up to 128.
-      MagiAttention's form for several kv heads is taken, too: q [rows_q * heads_kv, group, dim] and
-      k, v [rows_k * heads_kv, 1, dim], the heads of a row one behind the other, whose results have
-      that form.
-    - q_block_size: 2 to 256: the lists are those of blocks of queries, [blocks, heads_kv, n].
+      same bits in every call, as all other results do; slower.
+    - sm_margin: multiprocessors of a GPU that the call leaves free.
+    - index_sparse_indices, instead of ranges: int32 [rows_q, heads_kv, n], the keys that each query
+      sees in the heads of each kv head, or the blocks of sparse_k_block_size keys (the last may be
+      shorter), in any order. -1 is none; an entry that occurs n times counts n times. Other entries
+      that are no block count as none; meta.error_word counts them (MAGI_ATTENTION_SANITY_CHECK=1
+      makes them ValueError). On a GPU head dims are up to 128. MagiAttention's form for several kv
+      heads is taken too: q [rows_q * heads_kv, group, dim] and k, v [rows_k * heads_kv, 1, dim],
+      the heads of a row one after the other. Results have that form.
+    - q_block_size: 2 to 256: each list holds for a block of queries, [blocks, heads_kv, n].
 
     Returns out [rows_q, heads_q, dim of v] in q's type and a meta with lse [rows_q, heads_q]
     float32, natural log (float64 for float64 inputs). Gradients come through both. Rows without

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of other ranks that a rank's queries may see under a plan's mask: how they come, and how
-their gradients go back to their owners.
+"""Gathers the rows of other ranks that a rank's queries may see under a plan's mask, and returns
+their gradients to their owners.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from magi_attention.common._arguments import check_kind
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.rows import Rows
 
-_NO_BOUND = -1  # of exchange memory
+_NO_BOUND = -1  # on exchange memory
 _OTHERS = 1  # the segment of keys of other ranks
 _FREE = 1 << 30  # a bound of a band that bounds nothing
 
 
 class NeededRows:
-    """The rows of a plan on one rank: its own, and behind them those of other ranks that the plan's
-    mask lets its queries see, in the order of the sequence. keys: plan_of_keys.
+    """The rows of a plan on one rank: its own, followed by the rows of other ranks that its queries
+    may see under the plan's mask, in the order of the sequence. keys: plan_of_keys.
     """
 
     def __init__(self, keys: PlanHandle, rank: int, rows: Rows) -> None:
@@ -38,7 +38,7 @@ class NeededRows:
         text = json.loads(keys.to_json())
         transfers = text["transfers"]
         self.moves_rows = len(transfers) > 0  # on any rank, as all take part
-        # Of an exchange of rows, see Communicator.exchange.
+        # The tables of an exchange, see Communicator.exchange.
         self.owned = [(dst, row, count) for src, dst, row, *_, count in transfers if src == rank]
         mine = [transfer for transfer in transfers if transfer[1] == rank]
         self.needed = [(src, at, count) for src, _, _, _, _, at, count in mine]
@@ -60,15 +60,15 @@ class NeededRows:
         return self.received_ids.shape[0]
 
     def ids(self, num_rows: int) -> torch.Tensor:
-        """int64 [num_rows + num_received]: the row of the sequence of each row that gather gives
-        for so many own rows; padding counts as the last row.
+        """int64 [num_rows + num_received]: the row of the sequence of each row that gather returns
+        for num_rows own rows; padding counts as the last row.
         """
         last = self._rows.total_seqlen - 1
         padding = torch.full((num_rows - self.own_ids.shape[0],), last, device="cpu")
         return torch.cat((self.own_ids, padding, self.received_ids))
 
     def mask(self, num_rows: int) -> MaskHandle:
-        """Which of these rows each of so many own queries sees."""
+        """The rows of ids(num_rows) that each of num_rows own queries sees."""
         bands = array("i")
         for is_of_others, q0, q1, k0, k1, least, most in self._slices:
             shift = num_rows if is_of_others else 0
@@ -100,7 +100,7 @@ class NeededRows:
         return tuple(torch.cat((x, as_given(y, x, self.num_received))) for y, x in pairs)
 
     def returned(self, gradients: tuple[torch.Tensor, ...], call: int) -> tuple[torch.Tensor, ...]:
-        """The gradients of own rows, float32 or wider, by those of what fetched gives."""
+        """The gradients of own rows, float32 or wider, from those of fetched rows."""
         totals, parts = [], []
         for gradient in gradients:
             own = gradient.shape[0] - self.num_received
@@ -129,7 +129,7 @@ class NeededRows:
 
     @contextmanager
     def backward(self, name: str) -> Iterator[None]:
-        """A backward of what is called so; tells other ranks of an error within."""
+        """The context of the backward of `name`; tells other ranks of an error inside."""
         try:
             refuse_second_derivative(name)
             self._backwards.begin()
@@ -143,7 +143,7 @@ class NeededRows:
         self._backwards.refuse(error)
 
     def _exchange(self, kind: int, inputs, outputs, call: int) -> None:
-        """Moves rows of tensors of one type; call: names what ranks compare. RuntimeError where the
+        """Moves rows of tensors of one type; call: a number that ranks compare. RuntimeError if the
         group was destroyed.
         """
         if is_destroyed(self._rows.cp_group):
@@ -153,8 +153,8 @@ class NeededRows:
 
 
 def plan_of_keys(plan: PlanHandle) -> PlanHandle:
-    """A plan of the same mask and placement that moves what each rank needs of others in one
-    exchange, whatever the plan itself moves, and in how many stages.
+    """A plan of the same mask and placement that moves the keys that each rank needs of others in
+    one exchange, whatever the plan itself moves, and in how many stages.
     """
     config, placement = default_plan_config(), plan.placement()
     config.num_ranks, config.overlap_degree = placement.info().num_ranks, 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of a rank's rows to keys that are chosen in every call, inside of a plan's mask."""
+"""Attention of a rank's rows to keys that are chosen in every call, within a plan's mask."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from magi_attention.functional.needed_rows import NeededRows
 from magi_attention.rows import Rows
 
 _TABLES_KEPT = 4  # a plan's layers have one length, block and device
-_OUTSIDE, _ABSENT = -2, -3  # in place of entries outside the sequence, and of those elsewhere
+_OUTSIDE, _ABSENT = -2, -3  # entries outside the sequence; of absent blocks
 
 
 class KeyBlocks(NamedTuple):
@@ -99,7 +99,7 @@ class NeededKeys(NeededRows):
     def __init__(self, keys: PlanHandle, rank: int, rows: Rows) -> None:
         super().__init__(keys, rank, rows)
         self.total = rows.total_seqlen
-        self.chunk_size = 0 if rows.is_alone else rows.chunk_size  # which all sizes divide
+        self.chunk_size = 0 if rows.is_alone else rows.chunk_size  # all sizes divide it
         self._found = LruCache(_TABLES_KEPT)
 
     def blocks(
@@ -176,8 +176,8 @@ def attend_to_chosen_keys(
     given: tuple,
     numbers: tuple[float | None, float],
 ) -> tuple[torch.Tensor, SparseForwardMeta]:
-    """given: what chosen_of takes, by rows of the sequence; numbers: softmax_scale and softcap. See
-    BoundPlan.calc_sparse_attn.
+    """given: the arguments of chosen_of, by rows of the sequence; numbers: softmax_scale and
+    softcap. See BoundPlan.calc_sparse_attn.
     """
     needed, attention = bound.needed_keys, bound.attention
     try:
@@ -236,7 +236,7 @@ def _attend_to_blocks(
     )  # fmt: skip
     if not chosen.is_causal:
         return attend(*qkv, **{"block_mask" if chosen.is_mask else "block_lists": entries})
-    # The diagonal of a run ends at its last row and the last of the keys up to there.
+    # The diagonal of a run ends at its last row and at the last key up to that row.
     q, k, v = qkv
     outs, lses = [], []
     for begin, end, num_keys in runs:

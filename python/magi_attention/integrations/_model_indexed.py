@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of transformers' models to the keys that an indexer chooses for each query (DSA), under
-plans: index keys of the rows that a rank needs travel once, and the model's own code scores them.
+plans: index keys of the rows that a rank needs travel once, and the model's code scores them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from magi_attention.integrations._model_calls import rows_of_batch
 from magi_attention.masks import Mask
 from magi_attention.plan import BoundPlan
 
-# What a forward of an indexer takes, beside what only some do, and what it calls.
+# Arguments that the forward of every indexer takes, and functions that it calls.
 _TAKEN = {"hidden_states", "position_embeddings", "attention_mask", "position_ids", "cache"}
 _CALLED = {"update_indexer", "masked_fill", "topk"}
 _STRIP_SCORES = 1 << 26  # computed at once, by an indexer for all its heads
@@ -64,8 +64,8 @@ def _choice_of(bound: BoundPlan, device: torch.device) -> _Choice:
 
 
 class _IndexKeys:
-    """Stands where an indexer looks for its cache: takes its keys, and gives it those of needed
-    rows once there are any.
+    """Replaces an indexer's cache: keeps own keys first, then returns those of needed rows once
+    they are there.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class _IndexKeys:
 
 
 class _FirstOfEqual(TorchFunctionMode):
-    """topk that takes the first of equal scores, on all devices and with any number of keys: torch
+    """Makes topk take the first of equal scores, on all devices and for any number of keys: torch
     takes any, and indexers give many keys the score 0.
     """
 
@@ -94,16 +94,16 @@ class _FirstOfEqual(TorchFunctionMode):
 
 
 def is_indexer(kind: type) -> bool:
-    """Whether modules of a class choose keys for each query by scores of them all."""
+    """Whether modules of a class score all keys of each query to choose some."""
     forward = inspect.unwrap(kind.forward)
     taken, called = inspect.signature(forward).parameters, forward.__code__.co_names
     return _TAKEN.issubset(taken) and _CALLED.issubset(called)
 
 
 def choose(theirs: Callable, bound: BoundPlan, module, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Returns int32 [1, rows, n]: the rows of the sequence that an indexer chooses for each of this
-    rank's, -1 in place of those that the plan hides. The arguments are those of its forward, by
-    which it computes strip by strip; masks and caches are of no use here.
+    """Returns int32 [1, rows, n]: the rows of the sequence that an indexer chooses for each row of
+    this rank, -1 in place of rows that the plan hides. The arguments are those of its forward,
+    which runs strip by strip; it ignores masks and caches.
     """
     bind = inspect.signature(inspect.unwrap(type(module).forward)).bind
     given = bind(module, *args, **kwargs).arguments
@@ -131,7 +131,7 @@ def choose(theirs: Callable, bound: BoundPlan, module, *args: Any, **kwargs: Any
 
 
 def _strip(value: Any, begin: int, end: int) -> Any:
-    """Rows of an argument that has rows; position_embeddings are two."""
+    """Rows [begin, end) of an argument that has rows; position_embeddings are two."""
     if isinstance(value, tuple):
         return tuple(_strip(part, begin, end) for part in value)
     return value[:, begin:end] if isinstance(value, torch.Tensor) else value
@@ -145,8 +145,8 @@ def attend_to_chosen(
     scaling: float | None,
     softcap: float,
 ) -> torch.Tensor:
-    """Attention of this rank's rows to the keys that `choose` gives, [rows, heads, dim] each; sink
-    [1, heads].
+    """Attention of this rank's rows to the keys that `choose` returns, [rows, heads, dim] each;
+    sink [1, heads].
     """
     q, k, v = qkv = of_autocast(qkv)
     chosen = rows_of_batch(chosen)
@@ -213,7 +213,7 @@ def _attend_strip(q, keys, k, v, scaling: float, softcap: float):
 
 
 def without_others(mask: torch.Tensor, chosen: torch.Tensor, num_keys: int) -> torch.Tensor:
-    """A model's mask, bool or added to scores, without the keys that its indexer has not chosen."""
+    """A model's mask, bool or added to scores, without the keys that its indexer did not choose."""
     hidden = chosen.new_ones((*chosen.shape[:2], num_keys), dtype=torch.bool)
     hidden = hidden.scatter(-1, chosen.long(), False).unsqueeze(1)
     if mask.dtype == torch.bool:
