@@ -2,7 +2,6 @@
 #include "capi/attention_arguments.hpp"
 #include "capi/handles.hpp"
 #include "capi/outputs.hpp"
-#include "capi/status.hpp"
 
 namespace magi::capi {
 namespace {
@@ -46,14 +45,12 @@ AttentionInputs read_planned_inputs(const magi_attention_inputs* inputs) {
   return result;
 }
 
-void create(const magi_plan* plan, magi_communicator* communicator, const AttentionOptions& options,
-            magi_attention** attention) {
-  require(attention, "attention");
-  require(plan, "plan");
+std::unique_ptr<magi_attention> create(const magi_plan* plan, magi_communicator* communicator,
+                                       const AttentionOptions& options) {
+  const auto& shared_plan = require(plan, "plan").plan;
   const auto shared = require(communicator, "communicator").communicator;
-  give(std::make_unique<magi_attention>(
-           magi_attention{shared, DistributedAttention(plan->plan, *shared, options)}),
-       attention);
+  return std::make_unique<magi_attention>(
+      magi_attention{shared, DistributedAttention(shared_plan, *shared, options)});
 }
 
 }  // namespace
@@ -63,7 +60,7 @@ using namespace magi::capi;
 
 magi_status magi_attention_create(const magi_plan* plan, magi_communicator* communicator,
                                   magi_attention** attention) {
-  return guarded([&] { create(plan, communicator, {}, attention); });
+  return giving(attention, "attention", [&] { return create(plan, communicator, {}); });
 }
 
 void magi_attention_options_init(magi_attention_options* options) {
@@ -77,7 +74,8 @@ void magi_attention_options_init(magi_attention_options* options) {
 magi_status magi_attention_create_with(const magi_plan* plan, magi_communicator* communicator,
                                        const magi_attention_options* options,
                                        magi_attention** attention) {
-  return guarded([&] { create(plan, communicator, read_options(options), attention); });
+  return giving(attention, "attention",
+                [&] { return create(plan, communicator, read_options(options)); });
 }
 
 void magi_attention_destroy(magi_attention* attention) { delete attention; }
@@ -117,13 +115,12 @@ magi_status magi_attention_start_trace(magi_attention* attention) {
 }
 
 magi_status magi_attention_stop_trace(magi_attention* attention, magi_buffer** spans) {
-  return guarded([&] {
-    require(spans, "spans");
+  return giving(spans, "spans", [&] {
     std::vector<std::int64_t> table;
     for (const magi::StepSpan& span : require(attention, "attention").attention.stop_trace()) {
       table.insert(table.end(), {static_cast<std::int64_t>(span.kind), span.is_backward ? 1 : 0,
                                  span.call, span.step, span.begin_ns, span.end_ns});
     }
-    give(make_buffer(std::span<const std::int64_t>(table)), spans);
+    return table;
   });
 }

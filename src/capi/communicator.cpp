@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/handles.hpp"
 #include "capi/outputs.hpp"
-#include "capi/status.hpp"
 #include "comm/rows/abort_group.hpp"
 #include "comm/rows/row_layout.hpp"
 #include "magi/comm.hpp"
 
 namespace magi::capi {
 namespace {
-
-std::unique_ptr<magi_communicator> wrap(std::unique_ptr<Communicator> communicator) {
-  return std::make_unique<magi_communicator>(magi_communicator{std::move(communicator)});
-}
 
 CommOptions read_options(const magi_comm_options* options) {
   const magi_comm_options given = read_struct(options, "options");
@@ -141,7 +136,7 @@ magi_status magi_thread_group_create(int32_t num_ranks, const magi_comm_options*
     require(communicators, "communicators");
     std::vector<std::unique_ptr<magi_communicator>> handles;
     for (auto& communicator : magi::make_thread_group(num_ranks, read_options(options))) {
-      handles.push_back(wrap(std::move(communicator)));
+      handles.push_back(handle_of(std::move(communicator)));
     }
     for (size_t rank = 0; rank < handles.size(); ++rank) {
       communicators[rank] = handles[rank].release();
@@ -151,35 +146,30 @@ magi_status magi_thread_group_create(int32_t num_ranks, const magi_comm_options*
 
 magi_status magi_shm_group_create(const magi_bootstrap* bootstrap, const magi_comm_options* options,
                                   magi_communicator** communicator) {
-  return guarded([&] {
-    require(communicator, "communicator");
+  return giving(communicator, "communicator", [&] {
     const magi_bootstrap given = read_bootstrap(bootstrap);
-    give(wrap(magi::make_shm_group(given.rank, given.num_ranks, CallbackBootstrap(given),
-                                   read_options(options))),
-         communicator);
+    return magi::make_shm_group(given.rank, given.num_ranks, CallbackBootstrap(given),
+                                read_options(options));
   });
 }
 
 magi_status magi_shm_group_create_named(const char* name, int32_t rank, int32_t num_ranks,
                                         const magi_comm_options* options,
                                         magi_communicator** communicator) {
-  return guarded([&] {
-    require(communicator, "communicator");
+  return giving(communicator, "communicator", [&] {
     const magi::CommOptions given = read_options(options);
     const auto bootstrap =
         magi::local_bootstrap(&require(name, "name"), rank, num_ranks, given.deadline);
-    give(wrap(magi::make_shm_group(rank, num_ranks, bootstrap, given)), communicator);
+    return magi::make_shm_group(rank, num_ranks, bootstrap, given);
   });
 }
 
 magi_status magi_nvlink_group_create(const magi_communicator* base, int32_t device,
                                      const magi_comm_options* options,
                                      magi_communicator** communicator) {
-  return guarded([&] {
-    require(communicator, "communicator");
-    give(wrap(magi::make_nvlink_group(require(base, "base").communicator, device,
-                                      read_options(options))),
-         communicator);
+  return giving(communicator, "communicator", [&] {
+    return magi::make_nvlink_group(require(base, "base").communicator, device,
+                                   read_options(options));
   });
 }
 
@@ -194,21 +184,17 @@ void magi_nccl_options_init(magi_nccl_options* options) {
 magi_status magi_nccl_group_create(const magi_bootstrap* bootstrap, int32_t device,
                                    const magi_nccl_options* options,
                                    magi_communicator** communicator) {
-  return guarded([&] {
-    require(communicator, "communicator");
+  return giving(communicator, "communicator", [&] {
     const magi_bootstrap given = read_bootstrap(bootstrap);
-    give(wrap(magi::make_nccl_group(given.rank, given.num_ranks, device, CallbackBootstrap(given),
-                                    read_nccl_options(options))),
-         communicator);
+    return magi::make_nccl_group(given.rank, given.num_ranks, device, CallbackBootstrap(given),
+                                 read_nccl_options(options));
   });
 }
 
 magi_status magi_communicator_from_vtable(const magi_comm_vtable* vtable,
                                           magi_communicator** communicator) {
-  return guarded([&] {
-    require(communicator, "communicator");
-    give(wrap(magi::make_vtable_group(require(vtable, "vtable"))), communicator);
-  });
+  return giving(communicator, "communicator",
+                [&] { return magi::make_vtable_group(require(vtable, "vtable")); });
 }
 
 magi_status magi_communicator_rank(const magi_communicator* communicator, int32_t* rank,
@@ -256,8 +242,7 @@ magi_status magi_communicator_close_sync(magi_communicator* communicator) {
 
 magi_status magi_exchange_start(magi_communicator* communicator, const magi_exchange_args* args,
                                 magi_exchange** exchange) {
-  return guarded([&] {
-    require(exchange, "exchange");
+  return giving(exchange, "exchange", [&] {
     const magi_exchange_args given = read_struct(args, "args");
     auto made = std::make_unique<magi_exchange>();
     made->communicator = require(communicator, "communicator").communicator;
@@ -267,7 +252,7 @@ magi_status magi_exchange_start(magi_communicator* communicator, const magi_exch
     made->rows = {.owned = read_records(given.owned, given.num_owned, "args.owned"),
                   .needed = read_records(given.needed, given.num_needed, "args.needed")};
     made->pending = start(*made->communicator, *made, given);
-    give(std::move(made), exchange);
+    return made;
   });
 }
 

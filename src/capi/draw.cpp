@@ -3,7 +3,6 @@
 #include <string_view>
 
 #include "capi/handles.hpp"
-#include "capi/status.hpp"
 #include "draw/pictures.hpp"
 
 namespace magi::capi {
@@ -39,12 +38,9 @@ using namespace magi::capi;
 
 magi_status magi_mask_draw_part(const magi_mask* mask, const char* title, const int32_t* rows,
                                 const int32_t* keys, magi_buffer** svg) {
-  return guarded([&] {
-    require(svg, "svg");
-    give(make_text(magi::draw::mask_picture(require(mask, "mask").mask, nullptr,
-                                            title == nullptr ? "" : title,
-                                            {.rows = range_of(rows), .keys = range_of(keys)})),
-         svg);
+  return giving(svg, "svg", [&] {
+    return magi::draw::mask_picture(mask_of(mask), nullptr, read_name(title),
+                                    {.rows = range_of(rows), .keys = range_of(keys)});
   });
 }
 
@@ -54,9 +50,5 @@ magi_status magi_mask_draw(const magi_mask* mask, const char* title, magi_buffer
 
 magi_status magi_plan_draw(const magi_plan* plan, int32_t picture, const char* title,
                            magi_buffer** svg) {
-  return guarded([&] {
-    require(svg, "svg");
-    give(make_text(draw_plan(*require(plan, "plan").plan, picture, title == nullptr ? "" : title)),
-         svg);
-  });
+  return giving(svg, "svg", [&] { return draw_plan(plan_of(plan), picture, read_name(title)); });
 }

@@ -2,7 +2,6 @@
 #include "magi/placement.hpp"
 
 #include "capi/handles.hpp"
-#include "capi/status.hpp"
 
 namespace magi::capi {
 
@@ -38,12 +37,10 @@ void magi_placement_destroy(magi_placement* placement) { delete placement; }
 magi_status magi_placement_from_chunks(int32_t num_rows, int32_t chunk_size, int32_t num_ranks,
                                        const int32_t* chunk_rank, int64_t num_chunks,
                                        magi_placement** placement) {
-  return guarded([&] {
-    require(placement, "placement");
+  return giving(placement, "placement", [&] {
     const auto ranks = read_array(chunk_rank, num_chunks, "chunk_rank");
-    auto made = std::make_shared<const magi::Placement>(magi::placement_from_chunks(
-        num_rows, chunk_size, num_ranks, std::vector<int32_t>(ranks.begin(), ranks.end())));
-    give(std::make_unique<magi_placement>(magi_placement{std::move(made)}), placement);
+    return magi::placement_from_chunks(num_rows, chunk_size, num_ranks,
+                                       std::vector<int32_t>(ranks.begin(), ranks.end()));
   });
 }
 
@@ -74,11 +71,8 @@ magi_status magi_placement_rows_of(const magi_placement* placement, int32_t rank
 
 magi_status magi_placement_position_ids(const magi_placement* placement, int32_t rank,
                                         int32_t num_valid_rows, magi_buffer** ids) {
-  return guarded([&] {
-    require(ids, "ids");
-    const auto positions = magi::position_ids(placement_of(placement), rank, num_valid_rows);
-    give(make_buffer(std::span(positions)), ids);
-  });
+  return giving(ids, "ids",
+                [&] { return magi::position_ids(placement_of(placement), rank, num_valid_rows); });
 }
 
 magi_status magi_resolve_chunk_size(int32_t rows, int32_t num_ranks,

@@ -4,9 +4,25 @@
 #include <algorithm>
 
 #include "capi/handles.hpp"
-#include "capi/status.hpp"
 
 namespace magi::capi {
+namespace {
+
+/// The constants of a model of costs, from or to the caller's struct.
+template <typename From, typename To>
+void copy_cost(const From& from, To& to) {
+  to.flops_per_second = from.flops_per_second;
+  to.backward_flops_per_second = from.backward_flops_per_second;
+  to.bytes_per_second = from.bytes_per_second;
+  to.memory_bytes_per_second = from.memory_bytes_per_second;
+  to.seconds_per_transfer = from.seconds_per_transfer;
+  to.seconds_per_launch = from.seconds_per_launch;
+  to.seconds_per_run = from.seconds_per_run;
+  to.network_bytes_per_second = from.network_bytes_per_second;
+  to.network_seconds_per_transfer = from.network_seconds_per_transfer;
+}
+
+}  // namespace
 
 PlanConfig read_plan_config(const magi_plan_config* config) {
   const magi_plan_config given = read_struct(config, "config");
@@ -32,15 +48,8 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
                     .stage_mode = static_cast<StageMode>(given.stage_mode),
                     .min_stage_rows = given.min_stage_rows,
                     .devices_per_node = given.devices_per_node,
-                    .cost = {.flops_per_second = given.flops_per_second,
-                             .backward_flops_per_second = given.backward_flops_per_second,
-                             .bytes_per_second = given.bytes_per_second,
-                             .memory_bytes_per_second = given.memory_bytes_per_second,
-                             .seconds_per_transfer = given.seconds_per_transfer,
-                             .seconds_per_launch = given.seconds_per_launch,
-                             .seconds_per_run = given.seconds_per_run,
-                             .network_bytes_per_second = given.network_bytes_per_second,
-                             .network_seconds_per_transfer = given.network_seconds_per_transfer}};
+                    .cost = {}};
+  copy_cost(given, result.cost);
   if (given.max_runs != 0) result.max_runs = given.max_runs;
   if (given.max_exchange_bytes < -1) {
     throw invalid("max_exchange_bytes", given.max_exchange_bytes, "-1 (no bound) or more");
@@ -60,29 +69,11 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
 
 namespace {
 
-void write_cost(const CostModel& cost, magi_plan_config& config) {
-  config.flops_per_second = cost.flops_per_second;
-  config.backward_flops_per_second = cost.backward_flops_per_second;
-  config.bytes_per_second = cost.bytes_per_second;
-  config.memory_bytes_per_second = cost.memory_bytes_per_second;
-  config.seconds_per_transfer = cost.seconds_per_transfer;
-  config.seconds_per_launch = cost.seconds_per_launch;
-  config.seconds_per_run = cost.seconds_per_run;
-  config.network_bytes_per_second = cost.network_bytes_per_second;
-  config.network_seconds_per_transfer = cost.network_seconds_per_transfer;
-}
-
-void give_plan(std::shared_ptr<const Plan> made, magi_plan** result) {
-  give(std::make_unique<magi_plan>(magi_plan{std::move(made)}), result);
-}
-
-const Plan& plan_of(const magi_plan* handle) { return *require(handle, "plan").plan; }
-
 /// A placement that lives in a plan: shares the plan's ownership.
-void give_placement(const magi_plan* plan, const Placement& inside, magi_placement** result) {
-  require(result, "placement");
-  std::shared_ptr<const Placement> shared(plan->plan, &inside);
-  give(std::make_unique<magi_placement>(magi_placement{std::move(shared)}), result);
+std::unique_ptr<magi_placement> shared(const magi_plan* plan, Placement Plan::*placement) {
+  const Plan& given = plan_of(plan);
+  return std::make_unique<magi_placement>(
+      magi_placement{std::shared_ptr<const Placement>(plan->plan, &(given.*placement))});
 }
 
 }  // namespace
@@ -107,14 +98,14 @@ void magi_plan_config_init(magi_plan_config* config) {
                           .devices_per_node = defaults.devices_per_node,
                           .head_shares = defaults.head_shares,
                           .max_runs = defaults.max_runs.value_or(0)});
-  if (config != nullptr) write_cost(defaults.cost, *config);
+  if (config != nullptr) copy_cost(defaults.cost, *config);
 }
 
 magi_status magi_plan_config_read_cost(magi_plan_config* config, const char* text,
                                        size_t size_bytes) {
   return guarded([&] {
     static_cast<void>(read_struct(config, "config"));
-    write_cost(magi::cost_file_from_json(read_text(text, size_bytes, "text")).cost, *config);
+    copy_cost(magi::cost_file_from_json(read_text(text, size_bytes, "text")).cost, *config);
   });
 }
 
@@ -122,67 +113,46 @@ void magi_plan_destroy(magi_plan* plan) { delete plan; }
 
 magi_status magi_plan_create(const magi_mask* mask, const magi_plan_config* config,
                              magi_plan** plan) {
-  return guarded([&] {
-    require(plan, "plan");
-    give_plan(std::make_shared<const magi::Plan>(
-                  magi::make_plan(require(mask, "mask").mask, read_plan_config(config))),
-              plan);
-  });
+  return giving(plan, "plan",
+                [&] { return magi::make_plan(mask_of(mask), read_plan_config(config)); });
 }
 
 magi_status magi_plan_create_on(const magi_mask* mask, const magi_plan_config* config,
                                 const magi_placement* placement_q,
                                 const magi_placement* placement_k, magi_plan** plan) {
-  return guarded([&] {
-    require(plan, "plan");
+  return giving(plan, "plan", [&] {
     require(placement_q, "placement_q");
     require(placement_k, "placement_k");
-    give_plan(std::make_shared<const magi::Plan>(
-                  magi::make_plan_on(require(mask, "mask").mask, read_plan_config(config),
-                                     *placement_q->placement, *placement_k->placement)),
-              plan);
+    return magi::make_plan_on(mask_of(mask), read_plan_config(config), *placement_q->placement,
+                              *placement_k->placement);
   });
 }
 
 magi_status magi_plan_from_json(const char* text, size_t size_bytes, magi_plan** plan) {
-  return guarded([&] {
-    require(plan, "plan");
-    give_plan(std::make_shared<const magi::Plan>(
-                  magi::plan_from_json(read_text(text, size_bytes, "text"))),
-              plan);
-  });
+  return giving(plan, "plan",
+                [&] { return magi::plan_from_json(read_text(text, size_bytes, "text")); });
 }
 
 magi_status magi_plan_to_json(const magi_plan* plan, magi_buffer** text) {
-  return guarded([&] {
-    require(text, "text");
-    give(make_text(magi::plan_to_json(plan_of(plan))), text);
-  });
+  return giving(text, "text", [&] { return magi::plan_to_json(plan_of(plan)); });
 }
 
 magi_status magi_plan_describe(const magi_plan* plan, magi_buffer** text) {
-  return guarded([&] {
-    require(text, "text");
-    give(make_text(magi::describe(plan_of(plan))), text);
-  });
+  return giving(text, "text", [&] { return magi::describe(plan_of(plan)); });
 }
 
 magi_status magi_plan_runs(const magi_plan* plan, magi_buffer** runs) {
-  return guarded([&] {
-    require(runs, "runs");
+  return giving(runs, "runs", [&] {
     std::vector<std::int32_t> table;
     for (const magi::Run& run : magi::runs_of(plan_of(plan))) {
       table.insert(table.end(), {run.rank, run.begin, run.end, run.parent});
     }
-    give(make_buffer(std::span<const std::int32_t>(table)), runs);
+    return table;
   });
 }
 
 magi_status magi_plan_check(const magi_plan* plan, magi_buffer** text) {
-  return guarded([&] {
-    require(text, "text");
-    give(make_text(lines(magi::check_plan(plan_of(plan)))), text);
-  });
+  return giving(text, "text", [&] { return lines(magi::check_plan(plan_of(plan))); });
 }
 
 magi_status magi_plan_equal(const magi_plan* plan, const magi_plan* other, int32_t* is_equal) {
@@ -193,18 +163,15 @@ magi_status magi_plan_equal(const magi_plan* plan, const magi_plan* other, int32
 }
 
 magi_status magi_plan_placement_q(const magi_plan* plan, magi_placement** placement) {
-  return guarded([&] { give_placement(plan, plan_of(plan).placement_q, placement); });
+  return giving(placement, "placement", [&] { return shared(plan, &magi::Plan::placement_q); });
 }
 
 magi_status magi_plan_placement_k(const magi_plan* plan, magi_placement** placement) {
-  return guarded([&] { give_placement(plan, plan_of(plan).placement_k, placement); });
+  return giving(placement, "placement", [&] { return shared(plan, &magi::Plan::placement_k); });
 }
 
 magi_status magi_plan_mask(const magi_plan* plan, magi_mask** mask) {
-  return guarded([&] {
-    require(mask, "mask");
-    give(std::make_unique<magi_mask>(magi_mask{plan_of(plan).mask}), mask);
-  });
+  return giving(mask, "mask", [&] { return plan_of(plan).mask; });
 }
 
 magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report) {

@@ -2,7 +2,6 @@
 #include <string>
 
 #include "capi/handles.hpp"
-#include "capi/status.hpp"
 #include "plan/cost/loads.hpp"
 #include "plan/cost/timeline.hpp"
 
@@ -10,9 +9,8 @@ using namespace magi::capi;
 
 magi_status magi_plan_predict_steps(const magi_plan* plan, int32_t rank, int32_t is_backward,
                                     magi_buffer** times) {
-  return guarded([&] {
-    const magi::Plan& given = *require(plan, "plan").plan;
-    require(times, "times");
+  return giving(times, "times", [&] {
+    const magi::Plan& given = plan_of(plan);
     if (rank < 0 || rank >= given.config.num_ranks) {
       throw magi::invalid("rank", rank, "0 to " + std::to_string(given.config.num_ranks - 1));
     }
@@ -22,6 +20,6 @@ magi_status magi_plan_predict_steps(const magi_plan* plan, int32_t rank, int32_t
     for (const auto& step : ranks[static_cast<size_t>(rank)].steps) {
       table.insert(table.end(), {step.begin_ns, step.end_ns});
     }
-    give(make_buffer(std::span<const std::int64_t>(table)), times);
+    return table;
   });
 }

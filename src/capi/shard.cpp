@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/handles.hpp"
 #include "capi/outputs.hpp"
-#include "capi/status.hpp"
 
 namespace magi::capi {
 namespace {
