@@ -9,10 +9,10 @@ a name of its own, and torchrun starts two ranks on each (docs/hosts.md).
                      keys of the mask come to, once each
   hosts.cross.wire   what the wire between the hosts carried, headers included, over the same
   hosts.kills        ranks that were ended at a random moment, and named with their host within 2 s
-                     to all others, over gloo; on a machine with two GPUs as often over NCCL
+                     to all others, over gloo; on a machine with a GPU as often over NCCL
   hosts.gpus         on such a machine, with one rank a host: share of plans whose results in
                      bfloat16 are those of one GPU, over the library's nccl and torch's; bytes count
-                     there too
+                     there too. The ranks share the GPU where there is one.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--every", type=int, default=1, help="which plans of the product run")
-    parser.add_argument("--devices", default="cuda,cpu" if torch.cuda.device_count() > 1 else "cpu")
+    parser.add_argument("--devices", default="cuda,cpu" if torch.cuda.device_count() else "cpu")
     options = parser.parse_args()
     hosts, found = Hosts(), {"hosts.kills": 0}
 

@@ -2,7 +2,8 @@
 """What ranks on two hosts do, half of them on each; a program for ranks.launch or torchrun, whose
 arguments are "cpu" or "cuda", and cases with their numbers, as exact:1. Prints lines of JSON.
 
-On GPUs NCCL takes the halves for two hosts, and has nothing but sockets between them.
+On GPUs NCCL takes the halves for two hosts, and has nothing but sockets between them. The hosts
+share a GPU where there is one.
 """
 
 from __future__ import annotations
@@ -107,16 +108,20 @@ def _rows_across(mask: masks.Mask, plan: Plan, rank: int) -> int:
 def cross(rows: int) -> None:
     """Bytes that went to the other host, by the transport's count, and what rows come to."""
     heads, counted, planned = (8, 4, 64), 0, 0
+
+    def bytes_across() -> int:
+        half, to_peer = plan.cp_size // 2, bound.communicator.counters()["bytes_to_peer"]
+        return sum(to_peer[half:] if rank < half else to_peer[:half])
+
     given = masks.from_cu_seqlens([0, rows // 3, rows]), masks.from_window(rows, rows // 4, 0)
     for mask, placement in itertools.product(given, ("auto", "zigzag")):
         plan = _planned(mask, placement, "keys", heads)
         bound, rank = plan.bind(dist.group.WORLD), dist.get_rank()
+        before = bytes_across()  # plans of a group may share a communicator
         *qkv, weights = map(bound.dispatch, _leaves(rows, heads))
         qkv = [x.detach().requires_grad_() for x in qkv]
         (bound.calc_attn(*qkv)[0] * weights).sum().backward()
-        half = plan.cp_size // 2
-        to_peer = bound.communicator.counters()["bytes_to_peer"]
-        counted += sum(to_peer[half:] if rank < half else to_peer[:half])
+        counted += bytes_across() - before
         # Keys and values in the forward, and in the backward again; their gradients come back.
         # From GPUs gradients come back in float32.
         parts = 2 * DTYPE.itemsize + max(DTYPE.itemsize, 4)
@@ -157,7 +162,7 @@ if __name__ == "__main__":
         os.environ |= dict.fromkeys(
             ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"), "1"
         )
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank % torch.cuda.device_count())
         torch.set_default_device("cuda")
     dist.init_process_group("cpu:gloo,cuda:nccl" if IS_ON_GPUS else "gloo")
     for each in sys.argv[2:]:
