@@ -19,7 +19,7 @@
 // function reads its arguments (arguments.hpp, attention_arguments.hpp), checks that outputs lie
 // apart (outputs.hpp), calls the C++ library and gives out what it made (giving); guarded
 // (status.hpp) turns exceptions into status codes. shard.cpp is a short one to begin with.
-// exports.txt lists what the library exports, which a test compares.
+// The library exports what the C headers declare, which a test compares.
 //
 // Here is what stands behind the opaque handles. Shared parts are reference counted, so that
 // handles may be destroyed in any order.

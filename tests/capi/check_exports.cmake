@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Fails unless LIBRARY exports exactly the names in EXPORTS and needs nothing of Python, torch or
-# MPI. A new function is added to EXPORTS by hand: that is the moment to think about the ABI.
+# Fails unless LIBRARY exports exactly the functions that the C headers of the folder HEADERS
+# declare, those of the plugin for MPI aside, and needs nothing of Python, torch or MPI.
 execute_process(COMMAND ${NM} -D --defined-only ${LIBRARY} OUTPUT_VARIABLE defined
                 COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND ${NM} -D --undefined-only ${LIBRARY} OUTPUT_VARIABLE needed
@@ -15,17 +15,24 @@ foreach(line IN LISTS lines)
   list(APPEND names ${name})
 endforeach()
 list(SORT names)
-file(STRINGS ${EXPORTS} expected)
-list(SORT expected)
-if(NOT names)
-  message(FATAL_ERROR "${LIBRARY} exports nothing")
+file(GLOB headers ${HEADERS}/*.h)
+list(FILTER headers EXCLUDE REGEX "/magi_mpi\\.h$")
+set(expected "")
+foreach(header IN LISTS headers)
+  file(READ ${header} text)
+  string(REGEX MATCHALL "MAGI_API [^(;]*magi_[a-z0-9_]+\\(" declared "${text}")
+  list(TRANSFORM declared REPLACE "^.*[ *]([a-z0-9_]+)\\($" "\\1")
+  list(APPEND expected ${declared})
+endforeach()
+if(NOT expected)
+  message(FATAL_ERROR "${HEADERS} declare nothing")
 endif()
 set(missing ${expected})
 list(REMOVE_ITEM missing ${names})
 set(surplus ${names})
 list(REMOVE_ITEM surplus ${expected})
 if(missing OR surplus)
-  message(FATAL_ERROR "exports differ from ${EXPORTS}: missing '${missing}', surplus '${surplus}'")
+  message(FATAL_ERROR "exports differ from ${HEADERS}: missing '${missing}', surplus '${surplus}'")
 endif()
 if(needed MATCHES " (_?Py[A-Z_][A-Za-z_]*|MPI_[A-Za-z_]+|_ZN[A-Z]*(3c10|2at|5torch)[A-Za-z0-9_]*)")
   message(FATAL_ERROR "${LIBRARY} needs ${CMAKE_MATCH_1}")
