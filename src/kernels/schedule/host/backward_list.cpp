@@ -43,7 +43,7 @@ void check_choice(std::int32_t heads_per_kv, const BackwardChoice& choice) {
   }
 }
 
-/// A plain list has no other choice than the packed heads.
+/// Refuses in-flight keys, and choices of a plain list other than the packed heads.
 void check_plain(const BackwardProblem& problem, const BackwardChoice& choice) {
   const auto check_none = [](const char* name, std::int32_t value) {
     if (value != 0) throw invalid(name, value, "0 where is_plain is true");
@@ -102,7 +102,7 @@ struct TilingChoice {
   TileCosts costs;
 };
 
-/// The tiling and packing that are done first; ties go to the plain grid and to fewer heads.
+/// The tiling and packing that end first; ties go to the plain grid and to fewer heads.
 TilingChoice choose_tiling(const BackwardProblem& problem, const BackwardTileShape& shape,
                            std::span<const BandSlice> slices, const BackwardChoice& choice,
                            const SchedulePolicy& policy) {

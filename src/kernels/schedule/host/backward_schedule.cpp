@@ -9,7 +9,7 @@
 namespace magi {
 namespace {
 
-/// Prices candidates and keeps the schedule that is done first.
+/// Predicts the times of candidates and keeps the schedule that ends first.
 class CandidateSearch {
  public:
   explicit CandidateSearch(const ScheduleInput& input) : input_(input) {
@@ -29,7 +29,7 @@ class CandidateSearch {
     schedule_ = std::move(schedule);
   }
 
-  /// Considers shorter items where too few would fill the chip, and then longer ones in the tail.
+  /// Considers shorter items if too few would fill the GPU, and then longer ones in the tail.
   void search_steps() {
     const SchedulePolicy& policy = input_.tiles.policy;
     const bool is_uneven = input_.tiles.is_uneven;
@@ -45,7 +45,7 @@ class CandidateSearch {
     for (by.tail_steps *= 2; by.tail_steps <= by.item_steps; by.tail_steps *= 2) consider(by);
   }
 
-  /// Considers shorter items in the tail, which fill the last of the rounds that even items end in.
+  /// Considers shorter items in the tail, which fill the last round of even items.
   void search_tail_steps() {
     Candidate by = best_;
     for (int halvings = 0; halvings < 3 && by.tail_steps > 1; ++halvings) {
@@ -54,8 +54,8 @@ class CandidateSearch {
     }
   }
 
-  /// Considers shorter tails, whose items miss the cache more, and wider sections, of which the
-  /// last one leaves less idle.
+  /// Considers shorter tails, whose items miss the cache more, and wider sections, the last of
+  /// which leaves fewer CTAs idle.
   void search_tails() {
     Candidate by = best_;
     while (by.tail_share > 1) {
@@ -75,7 +75,7 @@ class CandidateSearch {
   std::int64_t least_ = -1;
 };
 
-/// Adds what packed heads cost besides steps.
+/// Adds the cost of packed heads besides steps.
 std::int64_t with_packing(const TileCosts& tiles, std::int64_t time, bool has_coarse_splits) {
   const SchedulePolicy& policy = tiles.policy;
   const int doublings = std::countr_zero(static_cast<std::uint32_t>(tiles.packed_heads));
@@ -111,7 +111,7 @@ std::int64_t predicted_time(const TileCosts& tiles, const BackwardChoice& choice
     search.consider_sections(by);
   }
   if (tiles.num_global == 0) return with_packing(tiles, search.least(), false);
-  // A global k tile is walked before all else that adds to its sums.
+  // A global k tile runs before all others that add to its sums.
   const std::int64_t global_steps = tiles.steps_of(tiles.by_cost.front()) * tiles.groups;
   return with_packing(tiles, search.least() + global_steps / input.split_counts.back(), false);
 }

@@ -18,8 +18,8 @@ QueryRun run_of(const BackwardList& list, const KeyTile& tile, const KeyRecord& 
   return query_run(record.band, tile.key_begin, list.shape.keys, shift);
 }
 
-/// The number of times that each semaphore has been counted up, as a step function of the
-/// semaphore's number.
+/// The value of each semaphore, as a step function of the semaphore's
+/// number.
 class SemaphoreValues {
  public:
   explicit SemaphoreValues(std::int32_t num_semaphores) {
@@ -47,7 +47,7 @@ class SemaphoreValues {
     return value_from_.try_emplace(next, semaphore, std::prev(next)->second);
   }
 
-  /// Removes the step at `semaphore` where it has become none; the last one marks the end.
+  /// Removes the step at `semaphore` if values no longer differ there; the last marks the end.
   void join(std::int32_t semaphore) {
     const auto run = value_from_.find(semaphore);
     if (run == value_from_.begin() || std::next(run) == value_from_.end()) return;
@@ -57,10 +57,10 @@ class SemaphoreValues {
   Runs value_from_;
 };
 
-/// Semaphores that some record has used, as runs that do not touch.
+/// Semaphores that records have used, as runs that do not touch.
 class UsedSemaphores {
  public:
-  /// Uses [begin, end) and returns the parts that nobody had used, ascending.
+  /// Uses [begin, end) and returns the parts that were unused, ascending.
   std::vector<Range> use(std::int32_t begin, std::int32_t end) {
     std::vector<Range> parts;
     std::int32_t at = begin;
@@ -85,7 +85,7 @@ class UsedSemaphores {
 /// Runs of q tiles, for each record of a list.
 using RecordTiles = std::vector<std::vector<Range>>;
 
-/// The q tiles where no record of the same component comes after a record, ascending.
+/// The q tiles of each record to which no later record of its component adds, ascending.
 RecordTiles find_last_tiles(const BackwardList& list, std::span<const std::int32_t> component_of) {
   RecordTiles last(list.records.size());
   UsedSemaphores used;
@@ -103,7 +103,7 @@ RecordTiles find_last_tiles(const BackwardList& list, std::span<const std::int32
   return last;
 }
 
-/// Counts for each record the others that share sums with it, if all are of one component.
+/// Counts the other records that share sums with each record, if all are of one component.
 std::vector<std::int64_t> count_others(const BackwardList& list) {
   std::vector<QueryRun> runs(list.records.size());
   std::vector<std::int32_t> begins;
@@ -150,7 +150,7 @@ std::vector<char> find_left_tiles(const BackwardList& list, const RecordTiles& l
   return is_left;
 }
 
-/// The parts of the runs without the tiles that are left.
+/// The parts of the runs without left tiles.
 std::vector<Range> without_left(const std::vector<Range>& ranges,
                                 const std::vector<char>& is_left) {
   std::vector<Range> kept;
@@ -164,8 +164,8 @@ std::vector<Range> without_left(const std::vector<Range>& ranges,
   return kept;
 }
 
-/// Decides what the main kernel converts: fills is_converting and left_tiles, and returns for each
-/// record the q tiles whose sums it ends and converts.
+/// Decides which sums the main kernel converts: fills is_converting and left_tiles, and returns for
+/// each record the q tiles whose sums it completes and converts.
 RecordTiles choose_conversions(BackwardList& list, std::span<const std::int32_t> component_of,
                                const Conversions& conversions) {
   RecordTiles last = find_last_tiles(list, component_of);
@@ -222,7 +222,7 @@ void count_components(BackwardList& list, std::span<const std::int32_t> componen
   }
 }
 
-/// Fills how many records add to the sums of each q tile.
+/// Fills the number of records that add to the sums of each q tile.
 void count_additions(BackwardList& list) {
   std::vector<std::int32_t> changes(static_cast<std::size_t>(list.num_q_tiles()) + 1, 0);
   for (const KeyTile& tile : list.tiles) {

@@ -24,7 +24,7 @@ BandSlice own_part(const ForwardList& list, const TileWork& work, std::int32_t r
   return band;
 }
 
-/// Rows that are loaded for a record. A short tile is loaded at full width, the keys behind it too.
+/// Rows that are loaded for a record. A short tile is loaded at full width, with keys after it.
 Range loaded_keys(const ForwardList& list, const TileWork& work, std::int32_t record) {
   const BandSlice band = own_part(list, work, record);
   const TileShape& shape = list.shape;
@@ -41,8 +41,8 @@ Range loaded_keys(const ForwardList& list, const TileWork& work, std::int32_t re
   return {begin, std::max(run.k_end, begin + shape.keys)};
 }
 
-/// Head groups of a section of the works that wait: as many as share the cache, and a divisor of
-/// those that come together.
+/// Head groups of a section of the works that wait: as many as fit the cache, and a divisor of
+/// those that arrive together.
 std::int32_t groups_of_in_flight_section(const ForwardList& list, const InFlightKeys& coming) {
   const std::int32_t groups_per_kv = list.head_groups / list.problem.heads_kv;
   const std::int32_t together = coming.heads_per_section(list.problem.heads_kv);

@@ -58,7 +58,7 @@ void for_each_record(const ForwardList& list, const BandSlice& slice, Visit visi
   }
 }
 
-/// A shrunk slice leaves a record on every tile that it touches: all of its rows see keys.
+/// A shrunk slice has a record on every tile that it touches, since all of its rows see keys.
 void check_num_records(const ForwardList& list, std::span<const BandSlice> slices) {
   std::int64_t num_records = 0;
   for (const BandSlice& slice : slices) {
@@ -109,7 +109,7 @@ std::int32_t tile_cost(const ForwardList& list, const TileWork& work) {
       std::min<std::int64_t>(2 * num_tiles - trimmed + list.shape.overhead, 1 << 30));
 }
 
-/// Joins the records of each tile and prices the tiles that have fewer then.
+/// Joins the records of each tile, and prices again the tiles that then have fewer.
 void join_records(ForwardList& list) {
   for (TileWork& work : list.tiles) {
     const auto begin = static_cast<std::size_t>(work.record_begin);

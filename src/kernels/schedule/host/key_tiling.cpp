@@ -31,13 +31,13 @@ std::vector<KeyTile> cut_tiles(std::int32_t rows_k, std::int32_t keys,
   return tiles;
 }
 
-/// The first tile that ends behind a key.
+/// The first tile that ends after a key.
 std::vector<KeyTile>::const_iterator tile_of_key(const std::vector<KeyTile>& tiles,
                                                  std::int32_t key) {
   return std::ranges::upper_bound(tiles, key, {}, &KeyTile::key_end);
 }
 
-/// A shrunk slice leaves a record on every tile that it touches: all of its keys are seen.
+/// A shrunk slice has a record on every tile that it touches, since all of its keys are seen.
 void check_num_records(const std::vector<KeyTile>& tiles, std::span<const BandSlice> slices) {
   std::int64_t num_records = 0;
   for (const BandSlice& slice : slices) {
@@ -50,7 +50,7 @@ void check_num_records(const std::vector<KeyTile>& tiles, std::span<const BandSl
   }
 }
 
-/// Joins the records of each tile, and closes the gaps that this leaves.
+/// Joins the records of each tile, and closes the gaps after them.
 void join_records(std::vector<KeyTile>& tiles, std::vector<KeyRecord>& records,
                   std::int32_t most_joined) {
   std::int32_t next = 0;

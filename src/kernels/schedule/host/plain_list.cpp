@@ -16,7 +16,7 @@
 namespace magi {
 namespace {
 
-/// Steps of all heads and items, as long as nothing is joined.
+/// Steps of all heads and items before records are joined.
 std::int64_t cost_of(const BackwardList& frame, const std::vector<KeyTile>& tiles,
                      std::span<const BandSlice> slices) {
   const std::int32_t shift = std::countr_zero(static_cast<std::uint32_t>(frame.tile_tokens));
@@ -145,7 +145,7 @@ class PlainTiles {
   PlainWalk walk_;
 };
 
-/// Makes the numbers of splits that head groups allow, the last one again where there are few.
+/// Fills the numbers of splits that head groups allow; if they are few, the last one repeats.
 void set_split_counts(PlainRule& rule) {
   for (int i = 1; i < kPlainSplits; ++i) {
     const std::int32_t rest = rule.groups / rule.split_counts[i - 1];
@@ -192,7 +192,7 @@ PlainRule plain_rule(const BackwardProblem& problem, const BackwardTileShape& sh
           std::max<std::int64_t>(policy.uneven_item.of(cached_steps(problem, shape.rows)), 1)};
   rule.tail_steps = std::min(rule.item_steps, policy.uneven_tail);
   rule.conversion_distance = policy.conversion_distance;
-  // Longer lists end well without.
+  // Longer lists balance without splits.
   if (most_tiles <= kMostPlainSplitTiles) set_split_counts(rule);
   return rule;
 }

@@ -37,7 +37,7 @@ class CandidateSplits {
   /// k tiles of a single component are split alike, so that its rows are walked once for each head.
   std::int32_t before_tail(std::int32_t tile) const {
     const TileCosts& tiles = input_.tiles;
-    // All heads are walked at once: others wait for what these add first.
+    // Items walk all heads at once: others wait for these to add first.
     if (tiles.is_global(tile)) return input_.split_counts.back();
     const bool is_one = tiles.num_components == 1;
     return of_steps(is_one ? tiles.longest_of[static_cast<std::size_t>(tile)]
@@ -51,8 +51,8 @@ class CandidateSplits {
         by_.is_tail_alike ? input_.tiles.longest() : input_.tiles.steps_of(tile);
     return count_splits(input_, steps, by_.tail_steps, least_heads_);
   }
-  /// k tiles that wait for keys are split alike, as one in whose like most steps are: one span of
-  /// them goes through the kv heads once, as the keys come.
+  /// k tiles that wait for keys are split alike, by their mean length weighted by steps: one span
+  /// of them goes through the kv heads once, as the keys arrive.
   std::int32_t of_in_flight() const {
     const TileCosts& tiles = input_.tiles;
     std::int64_t sum = 0;
@@ -77,9 +77,9 @@ std::int64_t tile_cost(const TileCosts& tiles, std::int32_t tile, std::int32_t n
 }
 
 /// Finds the first place of the tail in `order`, k tiles that wait for nothing, longest first
-/// (nested ones shortest first). A whole tail is made of the last k tiles that keep every CTA busy
-/// while one still walks the longest of all. Where others wait for keys, half of the work at least
-/// is left for the beginning.
+/// (nested ones shortest first). A whole tail has the last k tiles that keep every CTA busy while
+/// one still walks the longest of all. If other k tiles wait for keys, at least half of the work
+/// stays for the beginning.
 std::int32_t find_tail(const TileCosts& tiles, const Candidate& by, const CandidateSplits& splits,
                        std::span<const std::int32_t> order) {
   const std::int64_t longest = tiles.longest();
@@ -104,7 +104,7 @@ void set_order(Schedule& schedule, const TileCosts& tiles, const Candidate& by,
                const CandidateSplits& splits) {
   std::vector<std::int32_t>& order = schedule.order;
   order = tiles.by_cost;
-  // Nobody waits for one that goes on beyond its own rows if the shortest come first.
+  // If the shortest come first, no k tile waits for one that goes on beyond its own rows.
   if (tiles.is_nested) std::reverse(order.begin(), order.end());
   const auto coming = std::stable_partition(
       order.begin(), order.end(), [&](std::int32_t tile) { return !tiles.awaits_keys(tile); });
@@ -113,8 +113,8 @@ void set_order(Schedule& schedule, const TileCosts& tiles, const Candidate& by,
   schedule.tail_begin = place + static_cast<std::int32_t>(order.end() - coming);
 }
 
-/// Counts the kv heads that lie side by side where every CTA has an item and those that meet at a
-/// sum begin `distance` steps apart.
+/// Counts the kv heads that lie side by side if every CTA has an item and CTAs that meet at a sum
+/// begin `distance` steps apart.
 std::int64_t heads_apart(const ScheduleInput& input, const TileSpan& span,
                          std::span<const std::int32_t> order, const Ratio& distance) {
   std::int64_t steps = 1;
@@ -126,9 +126,9 @@ std::int64_t heads_apart(const ScheduleInput& input, const TileSpan& span,
   return distance.numerator * ctas / (distance.denominator * steps);
 }
 
-/// Counts the kv heads of a section of an uneven list: one, as what CTAs walk at one time should be
-/// little. In an ordered list, CTAs that meet at a sum can begin only `chain_distance` steps apart,
-/// so as many chains of them lie side by side as give every CTA an item.
+/// Counts the kv heads of a section of an uneven list: one, so that CTAs walk few rows at a time.
+/// In an ordered list, CTAs that meet at a sum begin `chain_distance` steps apart, so the list has
+/// as many chains of them side by side as give every CTA an item.
 std::int64_t count_chains(const ScheduleInput& input, const TileSpan& span,
                           std::span<const std::int32_t> order) {
   if (!input.tiles.walk.is_ordered) return 1;
@@ -138,7 +138,7 @@ std::int64_t count_chains(const ScheduleInput& input, const TileSpan& span,
 }
 
 /// Counts the kv heads that lie side by side in an ordered even list of several query heads per kv
-/// head: in a long one they divide the kv heads, lest those deferred make chains of all CTAs.
+/// head: in a long list they divide the kv heads, lest a smaller last section chain all CTAs.
 std::int64_t count_sharing_heads(const ScheduleInput& input, const TileSpan& span) {
   const TileCosts& tiles = input.tiles;
   const SchedulePolicy& policy = tiles.policy;
@@ -160,8 +160,8 @@ std::int64_t count_sharing_heads(const ScheduleInput& input, const TileSpan& spa
 /// for every CTA.
 ///
 /// NOTE: a list has more heads side by side, so that few CTAs meet at a sum, only if the caller
-/// asks for determinism. One that is ordered because it has few additions to a sum has few CTAs at
-/// a sum anyway, and keeps the sections that fit the cache.
+/// asks for determinism. A list that is ordered because of few additions has few CTAs at a sum
+/// anyway, and keeps sections that fit the cache.
 std::int64_t count_fitting_heads(const ScheduleInput& input, const TileSpan& span,
                                  std::span<const std::int32_t> order) {
   const TileCosts& tiles = input.tiles;
@@ -192,7 +192,7 @@ std::int32_t count_section_heads(const ScheduleInput& input, const Candidate& by
   return even;
 }
 
-/// The most kv heads, up to `heads`, that lie side by side and never in two arrival chunks.
+/// The most kv heads, up to `heads`, that lie side by side and all in one arrival chunk.
 std::int32_t within_arrival_chunk(const BackwardProblem& problem, std::int32_t heads) {
   const std::int32_t arriving = problem.coming.heads_per_section(problem.heads_kv);
   heads = std::min(heads, arriving);
@@ -200,8 +200,8 @@ std::int32_t within_arrival_chunk(const BackwardProblem& problem, std::int32_t h
   return heads;
 }
 
-/// Counts the k tiles of a tile subgroup: all of the span where items are whole, else blocks are
-/// equal.
+/// Counts the k tiles of a tile subgroup: the whole span if items are whole, else equal
+/// blocks.
 std::int32_t count_block_tiles(const TileCosts& tiles, const TileSpan& span) {
   if (span.num_splits == 1) return span.num_tiles;
   const auto items = static_cast<std::int32_t>(tiles.policy.block_rounds) * tiles.problem.num_ctas;
@@ -210,7 +210,7 @@ std::int32_t count_block_tiles(const TileCosts& tiles, const TileSpan& span) {
   return (span.num_tiles - 1) / blocks + 1;
 }
 
-/// Counts the kv heads with slots: whole sections, so many that an item seldom waits for a slot.
+/// Counts the kv heads with slots: whole sections, enough that items seldom wait for a slot.
 std::int32_t count_slot_heads(const BackwardProblem& problem, const TileSpan& span) {
   const std::int64_t round = std::int64_t{span.section_heads} * span.block_tiles;
   std::int64_t heads = span.section_heads;
@@ -228,7 +228,7 @@ void check_size(std::int64_t num_items, std::int64_t slot_users) {
   if (slot_users > kMaxSlotUsers) throw invalid("k tiles times heads_kv", slot_users, "up to 2^30");
 }
 
-/// Appends the span of places [begin, end), whose k tiles have as many splits.
+/// Appends the span of places [begin, end), whose k tiles have equally many splits.
 void add_span(Schedule& schedule, const ScheduleInput& input, const Candidate& by,
               std::int32_t num_splits, Range places) {
   const TileCosts& tiles = input.tiles;
@@ -257,8 +257,8 @@ void add_span(Schedule& schedule, const ScheduleInput& input, const Candidate& b
   schedule.spans.push_back(span);
 }
 
-/// Sorts the places before the tail: k tiles of as many splits and of as long components lie
-/// together, those of a component side by side. Those that wait for keys stay behind the others.
+/// Sorts the places before the tail by number of splits and length of component, the k tiles of a
+/// component side by side. k tiles that wait for keys stay after the others.
 void sort_before_tail(Schedule& schedule, const TileCosts& tiles,
                       const std::vector<std::int32_t>& splits) {
   if (tiles.is_nested) return;
@@ -278,7 +278,7 @@ void sort_before_tail(Schedule& schedule, const TileCosts& tiles,
                    comes_before);
 }
 
-/// Returns into how many items each k tile is split.
+/// Returns the number of items into which each k tile is split.
 std::vector<std::int32_t> split_tiles(const Schedule& schedule, const TileCosts& tiles,
                                       const CandidateSplits& candidate_splits) {
   std::vector<std::int32_t> splits(tiles.steps.size(), 1);
@@ -306,8 +306,8 @@ std::vector<std::int32_t> allowed_splits(const TileCosts& tiles, const BackwardC
     return {tiles.groups * tiles.packed_heads / choice.heads_per_item};
   }
   std::vector<std::int32_t> counts = {1};
-  // A count makes two spans, before the tail and in it; k tiles without records make two more, and
-  // those that wait for keys one.
+  // Each number of splits has two spans, before the tail and in it; k tiles without records have
+  // two more, and those that wait for keys one.
   const std::size_t num_in_flight = tiles.is_in_flight.empty() ? 0 : 1;
   while (counts.back() < tiles.groups && counts.size() + 1 < (kMaxSpans - num_in_flight) / 2) {
     const std::int32_t rest = tiles.groups / counts.back();

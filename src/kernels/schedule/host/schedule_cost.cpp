@@ -29,7 +29,7 @@ std::int32_t count_global(const TileCosts& tiles) {
   return 0;
 }
 
-/// Fills what components say of the k tiles.
+/// Fills the values that k tiles have by their components.
 void compare_components(TileCosts& tiles) {
   std::map<std::int32_t, std::int64_t> longest;
   std::int64_t global_steps = 0;
@@ -67,7 +67,7 @@ Walk choose_walk(const TileCosts& tiles, const BackwardChoice& choice) {
   }
   const bool is_narrow = policy.narrow_tile.is_undercut(longest, tiles.num_q_tiles);
   const bool is_alike = !policy.alike_tiles.is_exceeded(longest * num_alike, total);
-  // An item that waits for keys would hold up all that add to its sums after it.
+  // An item that waits for keys would hold up all items that add to its sums after it.
   const bool may_wait =
       total < policy.few_additions * tiles.num_q_tiles && tiles.is_in_flight.empty();
   const bool has_few = is_narrow && may_wait;
@@ -80,8 +80,8 @@ Walk choose_walk(const TileCosts& tiles, const BackwardChoice& choice) {
   } else if (has_few && is_alike && tiles.shape.has_converter) {
     walk.conversion_distance = policy.conversion_distance;
   }
-  // Windows come back to a q tile soon if a head is walked alone; elsewhere all heads of a q tile
-  // side by side keep the CTAs that add to it in step.
+  // Windows come back to a q tile soon if they walk one head at a time; under other masks all heads
+  // of a q tile side by side keep the CTAs that add to it in step.
   walk.is_group_first = choice.is_group_first.value_or(walk.is_ordered && is_narrow && is_alike);
   return walk;
 }
@@ -112,8 +112,8 @@ bool is_nested(const TileCosts& costs, const Tiling& tiling) {
   return costs.policy.nested_rows.is_exceeded(behind, spanned);
 }
 
-/// Chooses components. Where additions have an order, CTAs wait for those of the same rows, and
-/// tiles with other rows may lie apart; k tiles of a tree are nested whoever sees them.
+/// Chooses components. If additions have an order, CTAs wait for others of the same rows, and tiles
+/// with other rows may lie apart; k tiles of a tree are nested whatever rows see them.
 void set_components(TileCosts& costs, const Tiling& tiling) {
   costs.component_of = tiling.slice_components.by_rows_and_keys;
   const bool may_nest = costs.walk.is_ordered && is_nested(costs, tiling);
@@ -145,8 +145,8 @@ class FreeTimes {
   std::size_t now_ = 0;
 };
 
-/// Returns the cost of an item at each place of the schedule. Where CTAs are all over the rows of
-/// many heads, in the tail of an uneven list and in wide sections, a step costs more.
+/// Returns the cost of an item at each place of the schedule. A step costs more in the tail of an
+/// uneven list and in wide sections, where CTAs are all over the rows of many heads.
 std::vector<std::int64_t> item_costs(const TileCosts& tiles, const Schedule& schedule) {
   std::vector<std::int64_t> costs;
   costs.reserve(schedule.order.size());

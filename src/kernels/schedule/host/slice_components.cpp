@@ -42,7 +42,7 @@ void unite_overlapping(SliceSets& sets, std::vector<std::size_t>& order, RangeOf
   }
 }
 
-/// Numbers the sets in the order of their first slices; -1 of a slice that is not in `order`.
+/// Numbers the sets in the order of their first slices; -1 for a slice that is not in `order`.
 std::vector<std::int32_t> number_sets(SliceSets& sets, std::span<const std::size_t> order,
                                       std::size_t num_slices) {
   std::vector<std::int32_t> number(num_slices, -1);
