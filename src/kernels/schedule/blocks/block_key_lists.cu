@@ -14,12 +14,12 @@ namespace {
 constexpr int kTileWarps = kTileThreads / kWarpLanes;
 constexpr int kMostTiles = kWarpLanes;    // of a CTA: lanes take the tiles' places
 constexpr int kMostColumns = kWarpLanes;  // blocks of keys of a CTA, unless one tile has more
-constexpr int kFewTiles = 8;     // of a CTA, where tiles are too few for all multiprocessors
-constexpr int kFewCtas = 192;    // which are then fewer than this
-constexpr int kRowGroups = 128;  // of kWarpLanes blocks of queries,
+constexpr int kFewTiles = 8;              // of a CTA, if tiles are too few for all multiprocessors
+constexpr int kFewCtas = 192;             // which are then fewer than this
+constexpr int kRowGroups = 128;           // of kWarpLanes blocks of queries,
 constexpr int kStageBlocks = kRowGroups * kWarpLanes;  // which are in shared memory at a time
-constexpr int kGroupPitch = kMostColumns + 1;  // odd: lanes meet neither in a row nor in a column
-constexpr int kPartRows = 16;                  // that a lane lists at a time, at least
+constexpr int kGroupPitch = kMostColumns + 1;  // odd: no bank conflicts along rows or columns
+constexpr int kPartRows = 16;                  // rows that a lane lists at a time, at least
 constexpr int kListRows = kPartRows * kWarpLanes;
 
 /// The state that the warps of a CTA share.
@@ -27,10 +27,10 @@ struct StripShared {
   unsigned seen[kRowGroups * kGroupPitch];  ///< by group of rows and column: a bit for each row
   std::uint16_t lists[kTileWarps][kListRows];
   std::int32_t counts[kMostTiles];  ///< records of the tiles
-  std::int32_t places[kMostTiles];  ///< where a tile's next record goes; -1: there is no room
+  std::int32_t places[kMostTiles];  ///< the place of a tile's next record; -1: no room
 };
 
-/// Turns 32 words of 32 bits about: bit i of lane j becomes bit j of lane i.
+/// Transposes 32 words of 32 bits: bit i of lane j becomes bit j of lane i.
 __device__ __forceinline__ unsigned transpose_bits(unsigned word) {
   unsigned kept = 0x0000ffffu;
 #pragma unroll
@@ -43,8 +43,8 @@ __device__ __forceinline__ unsigned transpose_bits(unsigned word) {
   return word;
 }
 
-/// Neighbouring k tiles of a head, which a CTA lists: which of their blocks are seen by up to
-/// kStageBlocks blocks of queries, the rows.
+/// The blocks that up to kStageBlocks blocks of queries (the rows) see in neighbouring k tiles of a
+/// head, which a CTA lists.
 class MaskStage {
  public:
   __device__ __forceinline__ MaskStage(const BlockKeyBuild& build, std::int32_t first_tile,
@@ -57,7 +57,7 @@ class MaskStage {
     num_columns_ = (key_end - 1) / grid.k_block + 1 - first_column_;
   }
 
-  /// Called by the whole CTA.
+  /// The whole CTA calls it.
   __device__ __forceinline__ void load(std::int32_t first_block) {
     first_block_ = first_block;
     num_rows_ = min(build_.num_q - first_block, kStageBlocks);
@@ -66,7 +66,7 @@ class MaskStage {
     if (has_bits()) {
 #pragma unroll 1
       for (std::int32_t group = warp_index(); group < num_groups(); group += 2 * kTileWarps) {
-        // Both groups are under way before the first is awaited.
+        // Both groups are loading before the first is awaited.
         const std::int32_t row = group * kWarpLanes + lane_index();
         const LoadedRow first = load_row(row);
         const LoadedRow second = load_row(row + kTileThreads);
@@ -83,10 +83,10 @@ class MaskStage {
   __device__ __forceinline__ std::int32_t num_groups() const {
     return (num_rows_ + kWarpLanes - 1) / kWarpLanes;
   }
-  /// Whether all entries are 0 or 1, as far as is known.
+  /// Whether all entries so far are 0 or 1.
   __device__ __forceinline__ bool is_once() const { return is_once_; }
 
-  /// Which rows of a group see a block of [first_column, end_column); all rows where that is not
+  /// The rows of a group that see a block of [first_column, end_column); all rows if that is not
   /// known.
   __device__ __forceinline__ unsigned seen_by(std::int32_t group, std::int32_t first_column,
                                               std::int32_t end_column) const {
@@ -124,7 +124,7 @@ class MaskStage {
     std::int32_t num_skipped;
     bool is_by_bytes;
   };
-  /// Nothing of rows behind the last.
+  /// Loads row `row`; nothing if it is past the last.
   __device__ __forceinline__ LoadedRow load_row(std::int32_t row) const {
     const MaskChunks chunks(bytes_at(row, first_column_), num_columns_);
     const bool is_row = row < num_rows_;
@@ -138,7 +138,7 @@ class MaskStage {
     loaded.is_by_bytes = is_row && !is_inside;
     return loaded;
   }
-  /// The columns that a row sees, a bit for each. Not 0 is left in `above` where some entry may be
+  /// The columns that a row sees, a bit for each. Makes `above` other than 0 if some entry may be
   /// above 1.
   __device__ __forceinline__ unsigned bits_of(const LoadedRow& loaded, std::int32_t row,
                                               unsigned& above) const {
@@ -174,8 +174,8 @@ class MaskStage {
   bool is_once_ = false;
 };
 
-/// One k tile of a head and the rows of a stage that see something of it. By a warp, which lists
-/// them, so that all lanes have rows to work at.
+/// One k tile of a head and the rows of a stage that see some of it. A warp lists these, so that
+/// all its lanes have rows to work on.
 class TileRows {
  public:
   __device__ __forceinline__ TileRows(const BlockKeyBuild& build, const MaskStage& stage,
@@ -188,13 +188,13 @@ class TileRows {
         first_column_(key_begin_ / grid_.k_block),
         end_column_((key_end_ - 1) / grid_.k_block + 1) {}
 
-  /// Whether an entry is too large, as counting found.
+  /// Whether counting found an entry that is too large.
   __device__ __forceinline__ bool is_bad() const {
     return __any_sync(kFullWarp, most_times_ > kMostTimes);
   }
 
  protected:
-  /// Leaves out rows before `first_row`. Returns how many of the others see something.
+  /// Skips rows before `first_row`. Returns the number of the others that see something.
   __device__ __forceinline__ std::int32_t open(std::int32_t first_row) {
     first_row_ = first_row;
     std::int32_t sum = 0;
@@ -203,13 +203,13 @@ class TileRows {
       sum += __popc(seen_by(i));
     }
     sum = add_over_warp(sum);
-    // Rows that fit in the list are listed at once.
+    // If all rows fit the list, they are listed at once.
     const std::int32_t parts_of_lane = (num_parts() + kWarpLanes - 1) / kWarpLanes;
     parts_per_lane_ = sum <= kListRows ? parts_of_lane : 1;
     return sum;
   }
 
-  /// Lists the rows, ascending, a list at a time, and calls visit(their number).
+  /// Lists the rows, ascending, a list at a time, and calls visit(its number of rows).
   template <typename Visit>
   __device__ __forceinline__ void for_each_list(Visit visit) const {
 #pragma unroll 1
@@ -273,7 +273,7 @@ class TileRows {
   std::int32_t most_times_ = 0;
 };
 
-/// Marks a tile whose keys lie in one block: a row has one band, as often as it sees the block.
+/// Marks a tile whose keys lie in one block: a row has one band per time that it sees the block.
 class OneBlockBands : public TileRows {
  public:
   __device__ __forceinline__ OneBlockBands(const BlockKeyBuild& build, const MaskStage& stage,
@@ -288,7 +288,7 @@ class OneBlockBands : public TileRows {
     num_listed_ = open(stage.is_once() ? first_reaching_ : 0);
   }
 
-  /// Records of all rows.
+  /// Counts the records of all rows.
   __device__ __forceinline__ std::int32_t count() {
     if (stage_.is_once()) return num_listed_;
     std::int32_t sum = 0;
@@ -405,8 +405,8 @@ class ManyBlockBands : public TileRows {
   }
 };
 
-/// Takes the places of a strip's records among the head's and tells of its tiles. By one warp, so
-/// that counters that all CTAs of a head share are added to once.
+/// Takes the places of a strip's records among the head's, and writes its tiles. One warp calls, so
+/// that a strip adds once to the counters that all CTAs of a head share.
 __device__ void take_places(const BlockKeyBuild& build, std::int32_t first_tile,
                             std::int32_t num_tiles, StripShared& shared) {
   const auto head = static_cast<std::int32_t>(blockIdx.y);
@@ -430,7 +430,7 @@ __device__ void take_places(const BlockKeyBuild& build, std::int32_t first_tile,
   shared.places[lane] = is_fitting ? begin : -1;
 }
 
-/// A CTA for each strip of k tiles and head of the mask, in which a warp has every eighth tile.
+/// A CTA per strip of k tiles and head of the mask; each of its warps takes every eighth tile.
 template <typename Bands>
 __global__ void __launch_bounds__(kTileThreads, 4)
     key_list_kernel(const __grid_constant__ BlockKeyBuild build) {
@@ -469,8 +469,8 @@ __global__ void __launch_bounds__(kTileThreads, 4)
   }
 }
 
-/// Tells how many records and items a head has. Where there is no room for its records, some were
-/// not written: then it has none.
+/// Reports a head's numbers of records and items. If its records had no room, some were not
+/// written: then it reports none.
 __device__ void tell_outcome(const BlockKeyBuild& build, std::int32_t head) {
   const bool is_fitting = build.counts[head] <= static_cast<std::uint64_t>(build.shape.max_records);
   const std::int32_t num_tiles = build.shape.num_tiles();
@@ -482,7 +482,7 @@ __device__ void tell_outcome(const BlockKeyBuild& build, std::int32_t head) {
       .has_unseen = build.shape.marks_seen ? 1 : 0};
 }
 
-/// Lists that do not hold are told of; others leave the word, which may be that of the forward.
+/// Reports lists that are not valid; others leave the word, which may be the forward's.
 __device__ void tell_caller(const BlockKeyBuild& build) {
   std::int64_t* word = build.source.error_word;
   if (word == nullptr) return;
@@ -524,15 +524,15 @@ __global__ void __launch_bounds__(kLengthBuckets)
   }
 }
 
-/// Blocks of keys that neighbouring tiles of one CTA have at most.
+/// The most blocks of keys of neighbouring tiles of one CTA.
 std::int32_t most_columns(const BlockKeyShape& shape, std::int32_t num_tiles) {
   const std::int32_t keys = num_tiles * shape.tile_keys;
   const std::int32_t k_block = shape.grid.k_block;
-  // Strips begin and end with a block, or anywhere inside of one.
+  // Strips begin and end with a block, or anywhere inside one.
   return keys % k_block == 0 ? keys / k_block : (keys + k_block - 2) / k_block + 1;
 }
 
-/// The rows that have kMostColumns columns of the mask at most, fewer where CTAs are few.
+/// The k tiles of a CTA: with at most kMostColumns columns of the mask, fewer if CTAs are few.
 std::int32_t tiles_per_cta(const BlockKeyShape& shape) {
   std::int32_t tiles = kMostTiles;
   while (tiles > 1 && most_columns(shape, tiles) > kMostColumns) --tiles;

@@ -13,7 +13,7 @@ namespace {
 constexpr int kListThreads = 256;
 constexpr int kMaxBlocks = 4096;
 constexpr int kBatch = 4;  // chunks of a row that a lane loads at a time
-constexpr int kPartBlocks = kWarpLanes * kChunkBytes;  // of a row: a chunk for each lane
+constexpr int kPartBlocks = kWarpLanes * kChunkBytes;  // of a row: a chunk per lane
 
 /// Arguments of the kernels of a build.
 struct BlockListBuild {
@@ -30,15 +30,15 @@ struct RowTally {
   std::int32_t num_entries = 0;
   std::int32_t num_runs = 0;
   bool is_bad = false;
-  bool is_by_bytes = false;  ///< its bytes must be read one by one
+  bool is_by_bytes = false;  ///< lanes must read its bytes one by one
 };
 
 __device__ std::int32_t sum_over_warp(std::int32_t value) {
   return static_cast<std::int32_t>(__reduce_add_sync(kFullWarp, static_cast<unsigned>(value)));
 }
 
-/// A row's entries one by one: those above 1 count as often as they say. `num_reached`: blocks that
-/// have entries; runs are counted over the whole row.
+/// Counts a row's entries one by one; an entry n counts n times. `num_reached`: blocks that have
+/// entries. Runs are counted over the whole row.
 __device__ RowTally tally_bytes(const std::uint8_t* row, std::int32_t num_k,
                                 std::int32_t num_reached) {
   RowTally tally{.is_by_bytes = true};
@@ -58,8 +58,8 @@ __device__ RowTally tally_bytes(const std::uint8_t* row, std::int32_t num_k,
   return tally;
 }
 
-/// Calls visit(first, seen) for each part of a row, by a warp: whether the lane's block first + i
-/// is seen tells bit i, for blocks of [0, num_blocks). Returns whether an entry is above 1.
+/// Calls visit(first, seen) for each part of a row, by a warp: bit i says whether the lane's block
+/// first + i is seen, for blocks of [0, num_blocks). Returns whether an entry is above 1.
 template <typename Visit>
 __device__ __forceinline__ bool for_each_part_of_row(const std::uint8_t* row,
                                                      std::int32_t num_blocks, Visit visit) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ bool for_each_part_of_row(const std::uint8_t* row,
   return __any_sync(kFullWarp, above != 0);
 }
 
-/// Does what tally_bytes does, sixteen bytes at a time where all entries are 0 or 1.
+/// Does what tally_bytes does, sixteen bytes at a time if all entries are 0 or 1.
 __device__ RowTally tally_row(const std::uint8_t* row, const BlockGrid& grid,
                               std::int32_t num_reached, const MaskExtent& mask) {
   const std::int32_t num_k = grid.num_k();
@@ -102,7 +102,7 @@ __device__ RowTally tally_row(const std::uint8_t* row, const BlockGrid& grid,
   return tally;
 }
 
-/// Writes blocks of which a lane has one, each as often as it is seen. Returns their end.
+/// Writes the lanes' blocks, each as often as it is seen. Returns their end.
 __device__ std::int32_t* write_times(std::int32_t block, std::int32_t times,
                                      std::int32_t* entries) {
   std::int32_t end = times;
@@ -132,7 +132,7 @@ __device__ void write_bytes(const std::uint8_t* row, std::int32_t num_reached,
   }
 }
 
-/// The same where all entries are 0 or 1. A part's blocks meet in `list`, so that the warp writes
+/// The same if all entries are 0 or 1. `list` collects a part's blocks, so that the warp writes
 /// neighbouring entries.
 __device__ void write_entries(const std::uint8_t* row, std::int32_t num_reached,
                               std::uint16_t (&list)[kPartBlocks], std::int32_t* entries) {
@@ -154,14 +154,14 @@ __device__ void write_entries(const std::uint8_t* row, std::int32_t num_reached,
   });
 }
 
-/// The entries that the warps of a CTA have found, and where the entries of all begin.
+/// The entries that the warps of a CTA found, and the begin of all their entries.
 struct CtaTally {
   RowTally rows[kListThreads / kWarpLanes];
   unsigned long long begin;
 };
 
-/// Takes the list's place among all entries; a list that does not fit has none. By a whole CTA, so
-/// that one thread adds to the counters that all share.
+/// Takes the list's place among all entries; a list that does not fit gets none. The whole CTA
+/// calls, so that one thread adds to the counters that all CTAs share.
 __device__ BlockList take_place(const BlockListBuild& build, const RowTally& tally,
                                 CtaTally& shared) {
   if (lane_index() == 0) shared.rows[warp_index()] = tally;
@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(kLengthBuckets)
   }
 }
 
-/// The word that the caller is told where there are no lists.
+/// Sets the caller's error word if there are no lists.
 void tell_none(const BlockListSource& source, cudaStream_t stream) {
   std::int64_t* word = source.error_word;
   if (word == nullptr || source.keeps_word) return;

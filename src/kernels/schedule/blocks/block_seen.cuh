@@ -7,7 +7,7 @@
 #include "kernels/schedule/device/device_build.cuh"
 #include "kernels/schedule/device/seen_rows.cuh"
 
-// Rows of a mask of blocks that nobody sees: a bit per row and per key, for the backward.
+// Rows that a block mask leaves out: a bit per query and per key, for the backward.
 namespace magi {
 
 inline constexpr int kTileThreads = 256;
@@ -25,7 +25,7 @@ struct BlockKeyBuild {
   std::uint32_t* seen_queries = nullptr;
   std::uint32_t* seen_keys = nullptr;
   std::int32_t tiles_per_cta = 1;
-  // Divided for once, and no registers are kept for them.
+  // The host divides once for these, and kernels keep no registers for them.
   MaskExtent mask;
   std::int32_t num_q = 0;
   std::int32_t num_k = 0;
@@ -34,8 +34,8 @@ struct BlockKeyBuild {
 inline constexpr std::int32_t kSeenRows = kTileThreads / kWarpLanes;  // blocks of queries at a time
 inline constexpr std::int32_t kSeenPasses = 8;
 
-/// A CTA for so many blocks of queries and a warp's lanes of keys of a head of the mask: marks
-/// those that see, or are seen.
+/// A CTA per kSeenPasses * kSeenRows blocks of queries and kWarpLanes blocks of keys of a head:
+/// marks those that see, or are seen.
 static __global__ void __launch_bounds__(kTileThreads)
     seen_kernel(const __grid_constant__ BlockKeyBuild build) {
   __shared__ unsigned seen[kSeenRows];

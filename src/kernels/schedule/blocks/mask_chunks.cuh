@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-// Bytes of a mask of blocks, sixteen at a time. A row of the mask begins at any address, so chunks
-// are aligned and hold bytes of its neighbours, too: what a row sees is first made into bits, and
-// those are shifted into place.
+// Reads the bytes of a block mask, sixteen at a time. A row of the mask begins at any address, so
+// aligned chunks hold bytes of its neighbours too: the bytes first become bits, and shifts drop
+// those of other rows.
 namespace magi {
 
 inline constexpr std::int32_t kChunkBytes = 16;
@@ -27,16 +27,16 @@ class MaskChunks {
   }
 
   __device__ __forceinline__ std::int32_t num_chunks() const { return num_chunks_; }
-  /// Bytes of the first chunk that lie before those asked for.
+  /// Bytes of the first chunk before the requested ones.
   __device__ __forceinline__ std::int32_t num_skipped() const { return num_skipped_; }
-  /// False: chunks hang over an end of the mask, and the bytes must be read one by one.
+  /// False: chunks reach beyond the mask, and its bytes must be read one by one.
   __device__ __forceinline__ bool are_inside(const MaskExtent& mask) const {
     return reinterpret_cast<std::uintptr_t>(mask.begin) <=
                reinterpret_cast<std::uintptr_t>(chunks_) &&
            reinterpret_cast<std::uintptr_t>(chunks_ + num_chunks_) <=
                reinterpret_cast<std::uintptr_t>(mask.end);
   }
-  /// Chunk `index`, zeros behind the last one.
+  /// Chunk `index`; zeros after the last one.
   __device__ __forceinline__ uint4 load(std::int32_t index) const {
     return index < num_chunks_ ? __ldg(chunks_ + index) : uint4{};
   }
@@ -58,7 +58,7 @@ __device__ __forceinline__ unsigned nonzero_bits(const uint4& chunk) {
   return (low | high << 8) >> 7;
 }
 
-/// Not 0 where a byte is above 1.
+/// Not 0 if a byte is above 1.
 __device__ __forceinline__ unsigned bits_above_one(const uint4& chunk) {
   return (chunk.x | chunk.y | chunk.z | chunk.w) & 0xfefefefeu;
 }

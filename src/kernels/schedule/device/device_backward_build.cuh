@@ -10,7 +10,7 @@
 
 namespace magi {
 
-/// Some rows of all, by a bit each; `prefix` counts those before each word.
+/// A bit per row: the marked rows. `prefix` counts those before each word.
 struct MarkedRows {
   std::uint32_t* bits = nullptr;
   std::int32_t* prefix = nullptr;
@@ -31,7 +31,7 @@ struct KeyGrid {
   std::int32_t rows_k = 0;
   std::int32_t keys = 1;
   std::int32_t num_tiles = 0;
-  MarkedRows tiles;                      ///< their first keys; without bits: a plain grid
+  MarkedRows tiles;                      ///< their first keys; a plain grid has no bits
   const std::int32_t* begins = nullptr;  ///< [num_tiles + 1], likewise
 };
 
@@ -50,7 +50,7 @@ struct BackwardBuild {
   std::int64_t zeroed_chunks = 0;  ///< of 16 bytes, from the header on
   KeyGrid grids[kKeyTilings];      ///< the second without num_tiles
   DeviceBackwardHeader* header = nullptr;
-  std::uint32_t* cut_bits = nullptr;  ///< null where there are bins
+  std::uint32_t* cut_bits = nullptr;  ///< null if there are bins
   std::int32_t* num_cut_tiles = nullptr;
   std::int32_t* row_ends = nullptr;
   std::int32_t* group_ends = nullptr;
@@ -96,7 +96,7 @@ __device__ __forceinline__ bool has_bins(const BackwardBuild& build) {
   return build.cut_bits == nullptr;
 }
 
-/// The way to cut the keys with the lower cost over all k tiles.
+/// Returns the way to cut the keys with the lower cost over all k tiles.
 __device__ __forceinline__ int cheaper_tiling(const BackwardBuild& build) {
   const auto cost = [&](int tiling) {
     const auto tiles = static_cast<std::uint64_t>(grid_of(build, tiling).num_tiles);
@@ -106,7 +106,7 @@ __device__ __forceinline__ int cheaper_tiling(const BackwardBuild& build) {
   return cost(1) < cost(0) ? 1 : 0;
 }
 
-/// Tells of the chosen tiling, which has `num_records`: by one thread of all.
+/// Reports the chosen tiling, which has `num_records`; one thread of all calls.
 __device__ __forceinline__ void report_tiling(const BackwardBuild& build, int tiling,
                                               std::int64_t num_records) {
   DeviceBackwardHeader& header = *build.header;
@@ -163,7 +163,7 @@ struct ListOrder {
     }
   }
 
-  /// Tells the main kernels of their items, of which one has none: by one thread of all.
+  /// Reports the items of the main kernels, one of which has none; one thread of all calls.
   __device__ void report(const BackwardBuild& build, const PlainWalk& walk) const {
     DeviceBackwardHeader& header = *build.header;
     const std::int32_t num_items = spans[kPlainSpans - 1].item_end;
@@ -180,7 +180,7 @@ __device__ __forceinline__ std::int32_t tile_of_key(const KeyGrid& grid, std::in
   return grid.begins == nullptr ? key / grid.keys : grid.tiles.up_to(key) - 1;
 }
 
-/// k tiles that a shrunk slice reaches.
+/// The k tiles that a shrunk slice reaches.
 __device__ __forceinline__ Range reached_tiles(const KeyGrid& grid, const BandSlice& band) {
   Range tiles;
   if (band.q0 >= band.q1) return tiles;
@@ -201,7 +201,7 @@ __device__ __forceinline__ Range keys_of_tile(const KeyGrid& grid, std::int32_t 
   return keys;
 }
 
-/// The k tile's record of a slice; empty where it sees none of the keys.
+/// The k tile's record of a slice; empty if the slice has none of its keys.
 __device__ __forceinline__ BandSlice part_of_tile(const KeyGrid& grid, const BandSlice& band,
                                                   std::int32_t tile) {
   return shrink(cut_k(band, keys_of_tile(grid, tile)));
@@ -215,7 +215,7 @@ __device__ __forceinline__ Range tiles_of_part(const BandSlice& part, std::int32
   return tiles;
 }
 
-/// The sums before a thread of a cluster, and what all threads have together.
+/// The sum before a thread of a cluster, and the total of all threads.
 template <typename Value>
 struct ScannedCluster {
   Value before;
@@ -229,7 +229,7 @@ struct ClusterScanShared {
 };
 
 /// Combines values over a cluster of up to kOrderCtas in the order of CTAs and threads. All threads
-/// call; what they wrote to device memory before can be read by all behind it.
+/// call; after it all can read what they wrote to device memory before.
 template <typename Value, typename Combine>
 __device__ __forceinline__ ScannedCluster<Value> scan_cluster(ClusterScanShared<Value>& shared,
                                                               Value value, Value identity,
@@ -241,7 +241,7 @@ __device__ __forceinline__ ScannedCluster<Value> scan_cluster(ClusterScanShared<
   if (num_ctas == 1) return result;
   if (threadIdx.x == 0) shared.total = of_block.total;
   cluster.sync();
-  // Each lane reads one CTA's: one after the other they would take as many trips.
+  // Each lane reads one CTA's: a loop would take one trip per CTA.
   Value other = identity;
   if (lane_index() < num_ctas) {
     other = *cluster.map_shared_rank(&shared.total, static_cast<unsigned>(lane_index()));
@@ -251,7 +251,7 @@ __device__ __forceinline__ ScannedCluster<Value> scan_cluster(ClusterScanShared<
   const Value before = __shfl_sync(kFullWarp, up_to, max(rank - 1, 0));
   result.total = __shfl_sync(kFullWarp, up_to, num_ctas - 1);
   result.before = rank == 0 ? of_block.before : combine(before, of_block.before);
-  cluster.sync();  // nobody overwrites a total that is still read
+  cluster.sync();  // no CTA overwrites a total that others still read
   return result;
 }
 

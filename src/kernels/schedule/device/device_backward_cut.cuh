@@ -18,7 +18,7 @@ __device__ __forceinline__ void mark_slices_of_block(const BackwardBuild& build,
   const auto stride = static_cast<std::int32_t>(blockDim.x);
   for (std::int32_t i = thread; i < words; i += stride) marks[i] = 0;
   __syncthreads();
-  constexpr int kAtOnce = 4;  // reads that do not wait for one another
+  constexpr int kAtOnce = 4;  // independent reads
 #pragma unroll 1
   for (std::int32_t first = thread; first < build.source.count; first += kAtOnce * stride) {
     BandSlice bands[kAtOnce];
@@ -34,8 +34,8 @@ __device__ __forceinline__ void mark_slices_of_block(const BackwardBuild& build,
   __syncthreads();
 }
 
-/// Cuts the keys: k tiles begin where slices do, and every `keys` behind. One CTA or cluster, a
-/// word of 32 keys at a time; `cuts` has a bit for each key where a slice begins.
+/// Cuts the keys: k tiles begin where slices do, and every `keys` after. One CTA or cluster, a word
+/// of 32 keys at a time; `cuts` has a bit for each key where a slice begins.
 class KeyCutter {
  public:
   using Shared = ClusterScanShared<std::int32_t>;
@@ -90,9 +90,9 @@ class KeyCutter {
     return cuts == 0 ? last : word * kRowBits + kRowBits - 1 - __clz(static_cast<int>(cuts));
   }
 
-  /// The keys of the word where k tiles begin; `last`: where a slice did so before it. A word has
-  /// fewer keys than a k tile, so one at most begins in front of the word's first cut and none
-  /// behind a cut.
+  /// The keys of the word where k tiles begin; `last`: the begin of a slice before it. A word has
+  /// fewer keys than a k tile, so at most one begins before the word's first cut and none after a
+  /// cut.
   __device__ std::uint32_t begins_in(std::int32_t word, std::uint32_t cuts,
                                      std::int32_t last) const {
     const std::int32_t first = word * kRowBits;

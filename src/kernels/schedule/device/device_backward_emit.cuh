@@ -19,9 +19,9 @@ struct KeyEmitShared {
 };
 static_assert(kMostPlainParts <= kMostJoinedParts);
 
-/// Chooses how the keys are cut and finds where the records of each k tile lie, unless that is
-/// known. Writes the records, their marks, and by what the k tile is sorted. Few records are joined
-/// by a warp. Those that cannot be joined, and many, stay as they are in the order of the slices.
+/// Chooses how to cut the keys and places the records of each k tile, unless that is done. Writes
+/// the records, their marks, and the sort key of the k tile. A warp joins few records. Many, and
+/// those that cannot be joined, stay in the order of the slices.
 class KeyRecordWriter {
  public:
   __device__ KeyRecordWriter(KeyEmitShared& shared, const BackwardBuild& build)
@@ -67,7 +67,7 @@ class KeyRecordWriter {
   }
 
  private:
-  /// Whether there is room for all records; also tells of them, where nobody has done so.
+  /// Whether all records have room; also reports their number, unless that is done.
   __device__ bool is_fitting() const {
     if (!has_bins(build_)) return build_.header->outcome.is_overflowing == 0;
     const std::int32_t num_records = sum_records(tallies(), grid_.num_tiles, 0).total;
@@ -80,7 +80,7 @@ class KeyRecordWriter {
   __device__ KeyTile placed(std::int32_t tile) const {
     return tile < grid_.num_tiles ? build_.works[tile] : KeyTile{};
   }
-  /// Makes the work of a k tile, whose records lie behind those of the k tiles before.
+  /// Makes the work of a k tile, whose records follow those of the k tiles before it.
   __device__ KeyTile place(std::int32_t tile) const {
     KeyTile work;
     if (tile >= grid_.num_tiles) return work;
@@ -96,7 +96,7 @@ class KeyRecordWriter {
   __device__ static std::int32_t num_records(const KeyTile& work) {
     return work.record_end - work.record_begin;
   }
-  /// Steps as long as nothing is joined.
+  /// Steps before records are joined.
   __device__ std::int32_t cost_of_tally(std::int32_t tile) const {
     return clamped_cost(tallies().tallies[tile].num_k_tiles);
   }

@@ -3,9 +3,9 @@
 
 #include "kernels/schedule/device/device_backward_build.cuh"
 
-// Components: runs of rows that records join. Rows fall into groups, so that blocks need not wait
-// for one another: where the records end that begin in a group is known before, and how many
-// components begin in the groups is added up by whoever numbers components.
+// Components: runs of rows that records join. Rows form groups, so that blocks need not wait for
+// one another: earlier steps found where records that begin in a group end, and the step that
+// numbers components adds up how many begin in the groups.
 namespace magi {
 
 inline constexpr int kJoinThreads = 256;
@@ -13,7 +13,7 @@ static_assert(kMostRowGroups % kJoinThreads == 0);
 
 using RowScanStorage = ScanStorage<std::int32_t, kJoinThreads>;
 
-/// Tells that there are rows that nobody sees.
+/// Reports that the mask leaves rows out.
 __device__ __forceinline__ void tell_unseen(const BackwardBuild& build) {
   build.header->outcome.has_unseen = 1;
 }
@@ -39,7 +39,7 @@ class RowJoiner {
   }
 
  private:
-  /// The place where the records end that begin in the groups before.
+  /// The last end of records that begin in earlier groups.
   __device__ std::int32_t end_of_groups_before() const {
     std::int32_t end = 0;
 #pragma unroll 4
@@ -49,8 +49,8 @@ class RowJoiner {
     return scan_block<kJoinThreads>(end, storage_, 0, Largest{}).total;
   }
 
-  /// Marks kJoinThreads rows, behind `count` components of the group. Returns how many there are
-  /// then.
+  /// Marks kJoinThreads rows, after `count` components of the group. Returns the new count of
+  /// components.
   __device__ std::int32_t join_rows(std::int32_t first, std::int32_t count) {
     const std::int32_t row = first + static_cast<std::int32_t>(threadIdx.x);
     const std::int32_t own = row < build_.rows_q ? build_.row_ends[row] : 0;
@@ -76,15 +76,15 @@ class RowJoiner {
   RowScanStorage& storage_;
   const BackwardBuild& build_;
   const std::int32_t group_;
-  std::int32_t end_;  ///< of the records that begin in front of the rows
+  std::int32_t end_;  ///< of the records that begin before the rows
 };
 
 struct ComponentShared {
   RowScanStorage scan;
-  std::int32_t before[kMostRowGroups];  ///< components that begin in the groups before
+  std::int32_t before[kMostRowGroups];  ///< components that begin in earlier groups
 };
 
-/// Numbers the components, and tells k tiles, q tiles and records of theirs.
+/// Numbers the components, and sets those of k tiles, q tiles and records.
 class ComponentMarker {
  public:
   __device__ ComponentMarker(ComponentShared& shared, const BackwardBuild& build)

@@ -11,7 +11,7 @@ namespace magi {
 namespace {
 
 constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
-/// Most records are of one run of semaphore values, some of two; those of small lists may be of
+/// Most records have one run of semaphore values, some have two; those of small lists may have
 /// more.
 constexpr std::int64_t kLeastRuns = 1 << 18;
 constexpr std::int64_t kRunsPerRecord = 2;
@@ -39,7 +39,7 @@ RowGroups row_groups(std::int32_t rows) {
   return groups;
 }
 
-/// The parts that are all zero before a build.
+/// Adds the parts that are all zero before a build.
 void add_zeroed(Arena& arena, DeviceBackwardLayout& layout, const BackwardProblem& problem) {
   arena.add<DeviceBackwardHeader>(1);
   layout.row_ends = arena.add<std::int32_t>(std::int64_t{num_row_words(problem.rows_q)} * kRowBits);

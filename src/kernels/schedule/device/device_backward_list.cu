@@ -20,11 +20,11 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 2048;
 constexpr std::int64_t kWalkingWarps = 4096;  ///< no more than run at once
-/// The most words or k tiles that are scanned sooner by one CTA than by a cluster.
+/// The most words or k tiles that one CTA scans sooner than a cluster does.
 constexpr std::int64_t kFewScanned = 8 * kOrderThreads;
 /// Enough for records of the usual lists; each block adds the groups up anew.
 constexpr std::int64_t kMaxNumberBlocks = 528;
-/// Not all that run at once: what comes behind a list may begin beside it.
+/// Fewer than run at once: the kernel after a list may begin beside it.
 constexpr std::int64_t kMaxOrderBlocks = 600;
 
 /// Marks where the slices begin in k.
@@ -67,7 +67,7 @@ __device__ void count_tiling(ScanStorage<std::int64_t, kThreads>& storage,
                     steps += tiles.end - tiles.begin;
                   });
   }
-  // Every warp's sum on its own would queue up at the one word.
+  // The sums of single warps would queue up at the one word.
   const std::int64_t of_block = scan_block<kThreads>(steps, storage).total;
   if (threadIdx.x == 0 && of_block != 0) {
     atomicAdd(reinterpret_cast<unsigned long long*>(&build.header->steps[tiling]),
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kOrderThreads)
   KeyCutter(shared, build, build.cut_bits).run();
 }
 
-/// The first block cuts the keys and the others clear, where there are bins.
+/// If there are bins, the first block cuts the keys and the others clear.
 __global__ void __launch_bounds__(kOrderThreads)
     clear_and_cut_kernel(const __grid_constant__ BackwardBuild build) {
   ptx::launch_dependents();
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kRankThreads)
   TileArranger(shared, build).run();
 }
 
-/// Steps sort and arrange of many k tiles.
+/// The steps sort and arrange of many k tiles.
 __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
     sort_many_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
@@ -347,7 +347,7 @@ void launch_cutting(const BackwardBuild& build, const DeviceBackwardLayout& layo
                     cudaStream_t stream) {
   const std::int64_t words = num_row_words(build.grids[1].rows_k);
   if (layout.has_bins) {
-    // Ordinary, like clear_kernel: what is before may not be of a kind that others begin beside.
+    // Like clear_kernel not launched ahead: the one before may not allow others beside it.
     clear_and_cut_kernel<<<1 + num_blocks(build.zeroed_chunks, kOrderThreads), kOrderThreads,
                            static_cast<std::size_t>(words) * sizeof(std::uint32_t), stream>>>(
         build);
@@ -410,8 +410,8 @@ void build_device_backward_list(const DeviceBackwardShape& shape,
   launch_cutting(build, layout, stream);
   launch_gathering(build, layout, stream);
   launch_sorting(build, layout, stream);
-  // A block for each record of a list of few slices, as one may take all of a block: and few, as
-  // what comes behind finds no room beside those that wait.
+  // A block for each record of a list of few slices, as one record may take a whole block. Few in
+  // all, as the kernel after it finds no room beside blocks that wait.
   const auto order_blocks = static_cast<unsigned>(std::clamp<std::int64_t>(
       std::max<std::int64_t>(layout.max_tiles, shape.record_capacity / (8 * kRunWarps)), 1,
       kMaxOrderBlocks));

@@ -9,11 +9,11 @@ inline constexpr int kRunThreads = 256;
 inline constexpr int kRunWarps = kRunThreads / kWarpLanes;
 inline constexpr int kValuesPerThread = 8;
 inline constexpr std::int32_t kRunWindow = kRunThreads * kValuesPerThread;  ///< semaphores
-/// Records that a warp compares with one another: one per lane.
+/// Records that a warp compares: one per lane.
 inline constexpr std::int32_t kFewOthers = kMostPlainOthers;
 static_assert(kFewOthers == kWarpLanes);
 
-/// The semaphores that another record shares with a warp's.
+/// The semaphores that another record shares with the warp's record.
 struct SharedRange {
   std::int32_t begin;
   std::int32_t end;
@@ -22,15 +22,15 @@ struct SharedRange {
 
 struct RunShared {
   SharedRange others[kRunWarps][kFewOthers];
-  std::int32_t num_runs[kRunWarps];  ///< of a warp's record; kMany: for the block
-  std::int32_t begins[kRunWarps];    ///< where they lie, or -1
+  std::int32_t num_runs[kRunWarps];  ///< of a warp's record; kMany: the block finds them
+  std::int32_t begins[kRunWarps];    ///< their places, or -1
   std::int32_t changes[kRunWindow];  ///< of the value, from one semaphore to the next
   std::int32_t run_begin;
   ScanStorage<std::int32_t, kRunThreads> scan;
   static constexpr std::int32_t kMany = -1;
 };
 
-/// Sums without an order are all clear when the first record adds, like those of several
+/// Unordered sums are all cleared before the first record adds, like those of several
 /// components.
 __device__ __forceinline__ void share_sums(const BackwardBuild& build) {
   const auto stride = static_cast<std::int32_t>(gridDim.x * blockDim.x);
@@ -41,9 +41,9 @@ __device__ __forceinline__ void share_sums(const BackwardBuild& build) {
   }
 }
 
-/// A record, and which others add to dQ before it.
+/// A record, and the others that add to dQ before it.
 struct OrderedRecord {
-  /// Empty where `record` is behind the last one.
+  /// Empty if `record` is past the last one.
   __device__ OrderedRecord(const BackwardBuild& build, std::int32_t record,
                            std::int32_t num_records)
       : index(record) {
@@ -67,7 +67,7 @@ struct OrderedRecord {
   Range of_component;      ///< records
 };
 
-/// Takes room for runs. Returns where it begins; -1: there is not enough.
+/// Reserves room for runs. Returns its begin; -1: too little is left.
 __device__ __forceinline__ std::int32_t reserve_runs(const BackwardBuild& build,
                                                      std::int32_t num_runs) {
   const unsigned begin = atomicAdd(&build.header->num_runs, static_cast<unsigned>(num_runs));
@@ -77,10 +77,10 @@ __device__ __forceinline__ std::int32_t reserve_runs(const BackwardBuild& build,
   return -1;
 }
 
-/// Finds how many records add to a semaphore of a record before it, where these are few: a warp
-/// for each record, whose lanes each hold one of those. If the main kernel converts sums they hold
-/// those that add after it too. A run begins where one of them begins or ends over the record's
-/// semaphores, if the number of those before changes there, or whether the addition is the last.
+/// Counts the records that add before a record to each of its semaphores, if they are few: a warp
+/// takes one record, and each lane one of the others. If the main kernel converts sums, lanes hold
+/// those that add after it too. A run begins where one of them begins or ends among the record's
+/// semaphores, if the count changes there, or whether the record's addition is the last.
 class FewRunsWriter {
  public:
   __device__ FewRunsWriter(RunShared& shared, const BackwardBuild& build)
@@ -88,7 +88,7 @@ class FewRunsWriter {
         build_(build),
         is_converting_(build.header->is_converting != 0) {}
 
-  /// Returns how many runs the record has; RunShared::kMany: it shares semaphores with too many.
+  /// Returns the record's number of runs; RunShared::kMany: it shares semaphores with too many.
   __device__ std::int32_t count(const OrderedRecord& record) {
     const RecordMark mark = record.mark;
     num_others_ = find_others(record);
@@ -127,8 +127,8 @@ class FewRunsWriter {
     return 1 + __popc(runs_[0]) + __popc(runs_[1]);
   }
 
-  /// Writes the runs of the record that has been counted from place `begin` on, and tells of the
-  /// sums that the main kernel converts.
+  /// Writes the runs of the counted record from place `begin` on, and marks the sums that the main
+  /// kernel converts.
   __device__ void write(const OrderedRecord& record, std::int32_t begin) const {
     std::int32_t places[2] = {begin + 1, begin + 1};
 #pragma unroll
@@ -158,7 +158,7 @@ class FewRunsWriter {
   }
 
  private:
-  /// Additions to a semaphore before the record's and after it, or by how many they change there.
+  /// Additions to a semaphore before and after the record's, or the change of these numbers there.
   struct Change {
     std::int32_t before = 0;
     std::int32_t after = 0;
@@ -173,8 +173,8 @@ class FewRunsWriter {
     return is_converting_ && additions.after == 0;
   }
 
-  /// Calls visit(semaphore) in a lane for each that nobody adds to after the record, if it
-  /// converts any.
+  /// If the record converts sums, calls visit(semaphore) in a lane for each to which it adds
+  /// last.
   template <typename Visit>
   __device__ void for_each_converted(const RecordMark& mark, Visit visit) const {
     if (!is_converting_) return;
@@ -192,7 +192,7 @@ class FewRunsWriter {
     }
   }
 
-  /// Whether the record has the steps for as many conversions as it would make.
+  /// Whether the record has enough steps for the conversions that it would make.
   __device__ bool may_convert(const RecordMark& mark) const {
     unsigned count = 0;
     for_each_converted(mark, [&](std::int32_t) { ++count; });
@@ -200,8 +200,8 @@ class FewRunsWriter {
     return mark.semaphore_end - mark.semaphore_begin >= build_.rule.conversion_distance * all;
   }
 
-  /// Keeps the semaphores of the records before, and of those after that matter, cut to those of
-  /// the record. Returns how many there are, at least kFewOthers + 1 where there are too many.
+  /// Keeps the semaphores of earlier records, and of later ones that matter, cut to those of the
+  /// record. Returns their number, at least kFewOthers + 1 if they are too many.
   __device__ std::int32_t find_others(const OrderedRecord& record) const {
     const RecordMark mark = record.mark;
     std::int32_t count = 0;
@@ -239,15 +239,15 @@ class FewRunsWriter {
 
   SharedRange* others_;
   const BackwardBuild& build_;
-  bool is_converting_;  ///< the record ends sums that the main kernel converts
+  bool is_converting_;  ///< the record completes sums that the main kernel converts
   std::int32_t num_others_ = 0;
   std::int32_t at_[2];  ///< where the lane's record begins and ends
   Change values_[2];    ///< there
   Change first_;        ///< at the record's first semaphore
-  unsigned runs_[2];    ///< a bit for each lane at whose record's begin, end a run begins
+  unsigned runs_[2];    ///< a bit per lane: a run begins at its record's begin, end
 };
 
-/// Finds the same where many records are before it, by a block: they begin and end over its
+/// Finds the same by a block, if many records add before it: they begin and end among its
 /// semaphores, and each change of their number begins a run.
 class RunWriter {
  public:
@@ -266,8 +266,8 @@ class RunWriter {
   }
 
  private:
-  /// Calls visit(runs before the window) for each window of the record's semaphores, which returns
-  /// how many begin in it. Returns their sum.
+  /// Calls visit(runs before the window), which returns the runs that begin in it, for each window
+  /// of the record's semaphores. Returns their sum.
   template <typename Visit>
   __device__ std::int32_t for_each_window(bool is_new, Visit visit) {
     std::int32_t num_runs = 0;
@@ -282,8 +282,8 @@ class RunWriter {
     return num_runs;
   }
 
-  /// Fills `changes` for semaphores [first_, first_ + kRunWindow), in front of which the value is
-  /// value_.
+  /// Fills `changes` for semaphores [first_, first_ + kRunWindow); value_ is the value before
+  /// these.
   __device__ void find_changes() {
     const std::int32_t end = min(first_ + kRunWindow, mark_.semaphore_end);
     __syncthreads();
@@ -296,7 +296,7 @@ class RunWriter {
     for (std::int32_t i = record_.of_component.begin + static_cast<std::int32_t>(threadIdx.x);
          i < record_.of_component.end; i += kRunThreads) {
       const RecordMark other = build_.marks[i];
-      // Those of other components have no semaphore of these.
+      // Records of other components have other semaphores.
       const bool meets = other.semaphore_begin < end && other.semaphore_end > first_;
       if (!meets || !record_.is_behind(build_, other, i)) continue;
       atomicAdd(&shared_.changes[max(other.semaphore_begin, first_) - first_], 1);
@@ -333,7 +333,7 @@ class RunWriter {
     return count;
   }
 
-  /// Takes room for the record's runs. False where there is not enough.
+  /// Reserves room for the record's runs; false if too little is left.
   __device__ bool reserve(std::int32_t num_runs) {
     if (threadIdx.x == 0) {
       const std::int32_t begin = reserve_runs(build_, num_runs);
@@ -347,7 +347,7 @@ class RunWriter {
     return shared_.run_begin >= 0;
   }
 
-  /// Writes the window's runs from place `next` on. Returns how many there are.
+  /// Writes the window's runs from place `next` on. Returns their number.
   __device__ std::int32_t write_runs(std::int32_t next) {
     const auto scan = scan_block<kRunThreads>(count_changes(), shared_.scan);
     std::int32_t value = value_ + scan_block<kRunThreads>(own_change(), shared_.scan).before;
@@ -370,11 +370,11 @@ class RunWriter {
   const OrderedRecord record_;
   const RecordMark mark_;
   std::int32_t first_ = 0;  ///< semaphore of the window
-  std::int32_t value_ = 0;  ///< in front of it
+  std::int32_t value_ = 0;  ///< before it
 };
 
-/// The records of a block, one per warp; what a warp leaves is the block's. Few records have a
-/// block each, as the block may have to take them all.
+/// The records of a block, one per warp; the whole block takes those that a warp cannot. Few
+/// records have a block each, as the block may have to take them all.
 class RunsWriter {
  public:
   __device__ RunsWriter(RunShared& shared, const BackwardBuild& build, std::int32_t num_records)
@@ -414,7 +414,7 @@ class RunsWriter {
     __syncthreads();
   }
 
-  /// Takes room for all warps' runs at once: by one warp.
+  /// Reserves room for the runs of all warps at once; one warp calls.
   __device__ void reserve() const {
     std::int32_t own = 0;
     if (lane_index() < kRunWarps) own = max(shared_.num_runs[lane_index()], 0);

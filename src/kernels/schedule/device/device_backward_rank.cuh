@@ -4,11 +4,11 @@
 #include "kernels/schedule/device/device_backward_build.cuh"
 #include "kernels/schedule/device/device_rank.cuh"
 
-// The order of few k tiles. They are sorted by steps and, at the same time, by component; the first
-// order tells which of them are the tail, the second how those in front of it lie.
+// Orders few k tiles. Blocks sort them by steps and, at the same time, by component; the first
+// order decides which are the tail, and the second how those before it lie.
 namespace magi {
 
-/// Orders of the k tiles: blockIdx.y tells which a block works on.
+/// Orders of the k tiles; a block works on that of its blockIdx.y.
 enum class TileOrder : unsigned { BySteps = 0, ByComponent = 1 };
 inline constexpr unsigned kTileOrders = 2;
 
@@ -29,7 +29,7 @@ class TileChunkSorter {
     const std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kChunkKeys;
     if (first >= num_tiles) return;
     const std::int32_t tile = first + static_cast<std::int32_t>(threadIdx.x);
-    std::uint64_t own = ~std::uint64_t{0};  // behind all others
+    std::uint64_t own = ~std::uint64_t{0};  // after all others
     if (tile < num_tiles) own = build_.sort_keys[0][tile];
     const std::int32_t count = num_tiles - first;
     if (blockIdx.y == static_cast<unsigned>(TileOrder::BySteps)) {
@@ -41,7 +41,7 @@ class TileChunkSorter {
   }
 
  private:
-  /// Those of no component come last; also adds to the sum of the components' longest.
+  /// k tiles without a component come last; also adds to the sum of the components' longest.
   __device__ std::uint64_t component_field(std::int32_t tile, std::int32_t num_tiles) const {
     std::int32_t longest = 0;
     std::int32_t component = -1;
@@ -57,7 +57,7 @@ class TileChunkSorter {
   const BackwardBuild& build_;
 };
 
-/// k tiles that a block looks up: their keys are long, and each block reads all of them.
+/// k tiles that a block looks up. Keys are long, and each block reads all of them.
 inline constexpr std::int32_t kRankedTiles = 64;
 
 /// Sorts all k tiles from chunks; `room` has a key of either kind for each.
@@ -113,8 +113,8 @@ struct ArrangeShared {
   std::int32_t tiles[kMostRankedKeys];  ///< by place
 };
 
-/// Puts the k tiles and their items in the order of plain_rule.hpp. Each block finds the whole
-/// order and writes its share.
+/// Orders the k tiles and their items by plain_rule.hpp. Each block finds the whole order and
+/// writes its share.
 class TileArranger {
  public:
   __device__ TileArranger(ArrangeShared& shared, const BackwardBuild& build)
@@ -133,7 +133,7 @@ class TileArranger {
   }
 
  private:
-  /// All at once: what is read one after the other takes as many trips.
+  /// Reads all at once: dependent reads would take one trip each.
   __device__ void load() {
 #pragma unroll
     for (std::int32_t i = 0; i < kKeysPerThread; ++i) {
@@ -194,7 +194,7 @@ class TileArranger {
     __syncthreads();
   }
 
-  /// The splits of the k tiles in front of the tail, a field of kSplitBits for each in the order by
+  /// The splits of the k tiles before the tail, a field of kSplitBits for each in the order by
   /// components.
   __device__ unsigned splits_in_front() const {
     unsigned splits = 0;
@@ -210,8 +210,8 @@ class TileArranger {
     return splits;
   }
 
-  /// Places those in front of the tail as they lie by component, those of more splits first, and
-  /// the others by steps.
+  /// Places k tiles before the tail by component, those with more splits first, and the others by
+  /// steps.
   __device__ void place_tiles() {
     const std::uint64_t tail_key = shared_.tail_key;
     const unsigned splits = splits_in_front();
@@ -258,7 +258,7 @@ class TileArranger {
   }
 
   __device__ void write() const {
-    // Not kept till here: registers are few.
+    // Computed again to save registers.
     const TileSpan& last = shared_.order.spans[kPlainSpans - 1];
     const std::int32_t num_tiles = last.tile_begin + last.num_tiles;
     const std::int32_t place = static_cast<std::int32_t>(blockIdx.x) * kArrangedTiles +

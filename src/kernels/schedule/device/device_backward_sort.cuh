@@ -5,7 +5,7 @@
 
 namespace magi {
 
-/// The state of a thread between sorts lies here too: registers are few.
+/// Also holds the state of threads between sorts, as registers are few.
 struct PlainSortShared {
   union {
     SortShared sort;
@@ -13,7 +13,7 @@ struct PlainSortShared {
   };
   std::uint64_t* keys;       ///< the first ones, sorted
   std::uint64_t* room;       ///< for as many keys
-  std::uint64_t* tail_keys;  ///< those behind, where the first sort has left them
+  std::uint64_t* tail_keys;  ///< the keys after them, where the first sort left them
   ListOrder order;
   PlainWalk walk;
   std::int64_t wanted;  ///< cost of the tail
@@ -21,7 +21,7 @@ struct PlainSortShared {
   __device__ PlainSortShared() {}
 };
 
-/// Puts the k tiles and their items in the order of plain_rule.hpp: one cluster.
+/// Orders the k tiles and their items by plain_rule.hpp, in one cluster.
 class PlainSorter {
  public:
   __device__ PlainSorter(PlainSortShared& shared, const BackwardBuild& build)
@@ -34,8 +34,8 @@ class PlainSorter {
     __syncthreads();
   }
 
-  /// Sorts by steps, then in front of the tail by component, then by the longest of the component:
-  /// one piece of code, as registers are few.
+  /// Sorts by steps, then before the tail by component, then by the longest of the component, with
+  /// one piece of code to save registers.
   __device__ void run() {
 #pragma unroll 1
     for (int stage = 0; stage < kStages; ++stage) {
@@ -52,7 +52,7 @@ class PlainSorter {
 
   __device__ std::int32_t num_tiles() const { return build_.header->outcome.num_tiles; }
 
-  /// All keys, later those in front of the tail alone.
+  /// All keys; after the first stage only those before the tail.
   __device__ SortJob job_of(int stage) const {
     const DeviceBackwardHeader& header = *build_.header;
     const std::uint32_t first_least = static_cast<std::uint32_t>(kMaxTileCost - header.max_cost);
@@ -100,7 +100,7 @@ class PlainSorter {
     }
     add_of_warp(header.longest_steps, longest);
     const auto scan = scan_cluster(shared_.steps, steps, std::int64_t{0}, Sum{});
-    // The sum of the longest is whole behind the barriers of the scan, those of the head are not.
+    // After the barriers of the scan the sum of the longest is complete; those of the head are not.
     if (threadIdx.x == 0) {
       shared_.walk = walk_of(build_, scan.total);
       shared_.wanted = plain_tail_cost(build_.rule, shared_.walk, header.max_cost);
@@ -111,7 +111,7 @@ class PlainSorter {
     if (threadIdx.x == 0) {
       ListOrder& order = shared_.order;
       order.tail_begin = static_cast<std::int32_t>(__ldcg(&header.head_tiles));
-      PlainCounts counts;  // lists of so many k tiles have no splits
+      PlainCounts counts;  // such long lists have no splits
       counts.in_front[0] = order.tail_begin;
       counts.in_tail[0] = num_tiles() - order.tail_begin;
       order.make(build_, shared_.walk, counts,
@@ -121,7 +121,7 @@ class PlainSorter {
     __syncthreads();
   }
 
-  /// Adds the k tiles of a share that lie in front of the tail; `steps`: from the share on.
+  /// Adds the k tiles of a share that lie before the tail; `steps`: from the share on.
   __device__ void add_head(const Range& share, std::int64_t steps) const {
     const PlainRule& rule = build_.rule;
     const std::int64_t wanted = shared_.wanted;
@@ -141,7 +141,7 @@ class PlainSorter {
     add_of_warp(build_.header->head_steps, head_steps);
   }
 
-  /// Gives the keys in front of the tail another field to be sorted by.
+  /// Changes the sort field of the keys before the tail.
   __device__ void rekey(bool is_by_component) {
     const std::int32_t count = shared_.order.tail_begin;
 #pragma unroll 1

@@ -11,10 +11,10 @@ namespace magi {
 inline constexpr unsigned kFullWarp = 0xffffffffu;
 inline constexpr int kWarpLanes = 32;
 
-/// The way warps share slices: several slices to a warp where there are many, several warps to a
-/// slice where there are few.
+/// How warps share slices: each warp takes several of many slices, and several warps share each of
+/// few.
 struct SliceTasks {
-  std::int32_t slices_per_task = kWarpLanes;  ///< that a warp takes at once, one per lane
+  std::int32_t slices_per_task = kWarpLanes;  ///< slices of a warp at once, one per lane
   std::int32_t num_parts = 1;                 ///< warps that share the tiles of a long slice
 };
 
@@ -39,7 +39,7 @@ struct DeviceBuild {
   SplitTile* split_tiles = nullptr;
   std::int32_t* begins = nullptr;
   std::uint64_t* sort_keys[2] = {};
-  std::int32_t* bins = nullptr;  ///< null where there are none
+  std::int32_t* bins = nullptr;  ///< null if there are none
   std::int32_t* slice_ids = nullptr;
   BandRecord* records = nullptr;
 };
@@ -50,7 +50,7 @@ DeviceBuild make_device_build(const DeviceListShape& shape, const DeviceListLayo
 /// Enqueues the step `sort` of a build.
 void sort_tiles(const DeviceBuild& build, cudaStream_t stream);
 
-/// Lets the next kernel of a build start beside this one, and waits for those before.
+/// Lets the next kernel of a build start beside this one, and waits for the earlier ones.
 __device__ __forceinline__ void begin_ahead() {
   ptx::launch_dependents();
   ptx::await_kernels_before();
@@ -89,11 +89,11 @@ struct ScanStorage {
 
 template <typename Value>
 struct ScannedBlock {
-  Value before;  ///< of the threads before this one
+  Value before;  ///< over the threads before this one
   Value total;   ///< of all
 };
 
-/// Combines the values of the lanes up to the own one.
+/// Combines the values of the lanes up to this one.
 template <typename Value, typename Combine>
 __device__ __forceinline__ Value scan_warp(Value value, Combine combine) {
 #pragma unroll
@@ -145,8 +145,8 @@ inline SliceTasks share_slices(std::int64_t num_slices, std::int64_t warps,
   return {static_cast<std::int32_t>(per_task), static_cast<std::int32_t>(parts)};
 }
 
-/// Tasks of a warp-wide walk over the slices: one per slices_per_task slices and part.
-/// They are few enough for 32 bits, in which the device divides much sooner.
+/// Tasks of a warp-wide walk over the slices: one per slices_per_task slices and part. They fit 32
+/// bits, in which the device divides much faster.
 MAGI_HOST_DEVICE std::int32_t num_slice_tasks(const SliceTasks& tasks, std::int32_t num_slices) {
   const std::int32_t groups =
       num_slices / tasks.slices_per_task + (num_slices % tasks.slices_per_task != 0 ? 1 : 0);
@@ -154,14 +154,14 @@ MAGI_HOST_DEVICE std::int32_t num_slice_tasks(const SliceTasks& tasks, std::int3
 }
 
 /// Calls visit(tile, part, slice) for every tile that sees a key of one of the warp's slices
-/// [first_slice, first_slice + slices_per_task), one per lane; a lane takes a slice of few
-/// tiles alone, and longer ones are shared by the warp and by `num_parts` warps. Visit and what is
-/// in front of it stand here once, as a short list walks its code about once.
+/// [first_slice, first_slice + slices_per_task), one per lane. A lane takes a slice of few tiles
+/// alone; the warp, and `num_parts` warps, share longer ones. The code of visit occurs here once,
+/// since a short list runs it about once.
 template <typename Grid, typename Visit>
 __device__ __forceinline__ void for_each_part(const SliceTasks& tasks, const Grid& grid,
                                               std::int32_t task, const BandSlice& own,
                                               Visit visit) {
-  // A lane that takes more tiles than the warp has slices holds up all the others.
+  // A lane that takes more tiles than the warp has slices holds up the others.
   const std::int32_t few_tiles = min(4, tasks.slices_per_task);
   const std::int32_t part_index = task % tasks.num_parts;
   const std::int32_t first_slice = task / tasks.num_parts * tasks.slices_per_task;
@@ -196,7 +196,7 @@ __device__ __forceinline__ std::int32_t first_task() {
 __device__ __forceinline__ std::int32_t task_stride() {
   return static_cast<std::int32_t>(gridDim.x * (blockDim.x / kWarpLanes));
 }
-/// The lane's slice of a task, the number of slices where it has none.
+/// The lane's slice of a task; the number of slices if it has none.
 __device__ __forceinline__ std::int32_t slice_of_task(const SliceTasks& tasks, std::int32_t task,
                                                       std::int32_t num_slices) {
   const std::int32_t first = task / tasks.num_parts * tasks.slices_per_task;
@@ -204,7 +204,7 @@ __device__ __forceinline__ std::int32_t slice_of_task(const SliceTasks& tasks, s
   return has_slice ? first + lane_index() : num_slices;
 }
 
-/// Clears chunks of 16 bytes, shared by `num_blocks` blocks of which this one is number `block`.
+/// Clears block number `block`'s share of chunks of 16 bytes, of `num_blocks` blocks.
 __device__ __forceinline__ void clear_chunks(void* begin, std::int64_t count, unsigned block,
                                              unsigned num_blocks) {
   auto* chunks = static_cast<uint4*>(begin);
@@ -215,15 +215,15 @@ __device__ __forceinline__ void clear_chunks(void* begin, std::int64_t count, un
   }
 }
 
-/// The places where tallies are added up: those of the tiles, sums of their groups and the tiles'
-/// bins. Without bins, tallies alone.
+/// The sums that slices add to: tallies of tiles, sums of their groups, and the tiles' bins.
+/// Without bins only tallies.
 struct TallyPlaces {
   TileTally* tallies;
   std::int32_t* group_records;
   std::int32_t* bins;
 };
 
-/// Adds what a part leaves on its tile, of the last slice of `more`.
+/// Adds `more`, the tally of one slice's part, to the tile's.
 __device__ __forceinline__ void add_tally(const TallyPlaces& places, std::int32_t tile,
                                           const TileTally& more) {
   TileTally& tally = places.tallies[tile];
@@ -239,13 +239,13 @@ __device__ __forceinline__ void add_tally(const TallyPlaces& places, std::int32_
   }
 }
 
-/// Records of the tiles before one, and of all tiles.
+/// Numbers of records of the tiles before one, and of all tiles.
 struct RecordSums {
   std::int32_t before;
   std::int32_t total;
 };
 
-/// Adds up the records of few tiles: by a warp for each tile, in one trip to memory.
+/// Adds up the records of few tiles: one warp per tile, in one trip to memory.
 __device__ __forceinline__ RecordSums sum_records(const TallyPlaces& places, std::int32_t num_tiles,
                                                   std::int32_t tile) {
   const std::int32_t group = tile / kGroupTiles;
@@ -267,17 +267,17 @@ __device__ __forceinline__ RecordSums sum_records(const TallyPlaces& places, std
 }
 static_assert(kGroupTiles == kWarpLanes);
 
-/// The cost of a tile as long as nothing is joined.
+/// The cost of a tile before records are joined.
 __device__ __forceinline__ std::int32_t price_tile(const DeviceBuild& build, std::int32_t tile) {
   const TileTally tally = build.tallies[tile];
   BandSlice last;
-  if (tally.end_slice > 0) {  // the number of records counts down while slices are filled in
+  if (tally.end_slice > 0) {  // filling counts the number of records down
     last = part_of_tile(build.grid, build.slices[tally.end_slice - 1].band, tile);
   }
   return cost_of_tally(build.grid, build.tile, tile, tally, last);
 }
 
-/// Tells how many records the list needs.
+/// Reports the number of records that the list needs.
 __device__ __forceinline__ void report_records(const DeviceBuild& build,
                                                std::uint64_t num_records) {
   DeviceListHeader& header = *build.header;
@@ -287,7 +287,7 @@ __device__ __forceinline__ void report_records(const DeviceBuild& build,
   header.outcome.head_groups = build.grid.head_groups;
 }
 
-/// Keeps a slice, and the word of the first bad one.
+/// Stores a slice, and the word of the first bad one.
 __device__ __forceinline__ void keep_slice(BandRecord* slices, std::uint64_t& bad_slice,
                                            std::int32_t slice, const CheckedSlice& checked) {
   BandRecord record;

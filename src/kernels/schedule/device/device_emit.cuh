@@ -23,9 +23,9 @@ struct EmitShared {
   TileCosts costs[kEmitWarps];
 };
 
-/// Finds where the records of each tile lie, unless that is known, writes them, and by what the
-/// tile is sorted. Few records are joined by a warp. Those that cannot be joined, and many, stay as
-/// they are in the order of the slices.
+/// Places the records of each tile, unless that is done, and writes them and the sort key of the
+/// tile. A warp joins few records. Many, and those that cannot be joined, stay in the order of the
+/// slices.
 class RecordWriter {
  public:
   __device__ RecordWriter(EmitShared& shared, const DeviceBuild& build)
@@ -88,7 +88,7 @@ class RecordWriter {
     atomicMax(&header.max_cost_inverse, most_inverse);
   }
 
-  /// Prices a tile whose records are known, `num_left` of them joined, and tells of it.
+  /// Prices a tile with known records, of which joining left `num_left`, and writes its work.
   __device__ void finish(TileWork work, std::int32_t num_left) {
     if (num_left > 0) {
       price_joined(work, num_left);
@@ -104,14 +104,14 @@ class RecordWriter {
     build_.placed[work.tile] = work;
   }
 
-  /// Writes the records of a tile. Returns how many are left of those joined; 0: none has been.
+  /// Writes the records of a tile. Returns the number that joining left; 0: none were joined.
   __device__ std::int32_t write_few(const TileWork& work) const {
     const std::int32_t count = num_stored(work);
     const std::int32_t* found = has_bins() ? build_.bins + std::int64_t{work.tile} * kBinSlices
                                            : build_.slice_ids + work.record_begin;
     std::int32_t* ids = shared_.ids[warp_index()];
     BandSlice* parts = shared_.parts[warp_index()];
-    __syncwarp();  // others may still read those of the tile before
+    __syncwarp();  // other lanes may still read the tile before
 #pragma unroll 1
     for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
       ids[i] = found[i];

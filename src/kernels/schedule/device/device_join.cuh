@@ -4,23 +4,23 @@
 #include "kernels/schedule/device/device_build.cuh"
 #include "kernels/schedule/host/tile_join.hpp"
 
-// join_parts by one warp: parts are ranked by counting the smaller ones, and as each part can tell
-// from its neighbours whether it begins or ends a run, all runs are joined at once.
+// join_parts by one warp. It ranks parts by counting smaller ones. The neighbours of a part tell
+// whether it begins or ends a run, so the warp joins all runs at once.
 namespace magi {
 
-/// `kMost`: parts that there may be, pieces of those cut included.
+/// `kMost`: the most parts, with the pieces of cut ones.
 template <int kMost = kMostJoinedParts>
 class PartJoiner {
   static_assert(kMost <= kMostJoinedParts && kMost % (2 * kWarpLanes) == 0);
   static_assert(kMostCutParts == kMostJoinedParts / 2);
 
  public:
-  /// Parts [0, count) lie in shared memory. All lanes call.
-  /// `first` is what is joined along first, as in join_parts.
+  /// Parts [0, count) lie in shared memory. All lanes call. `first` is the side to join along
+  /// first, as in join_parts.
   __device__ PartJoiner(BandSlice* parts, JoinAlong first) : parts_(parts), first_(first) {}
 
-  /// Returns how many parts are left, the first ones; 0: nothing has been joined, and the parts are
-  /// in any order.
+  /// Returns the number of parts left, which come first; 0: none were joined, and the parts are in
+  /// any order.
   __device__ std::int32_t join(std::int32_t count) const {
     if (count < 2 || !may_join(count)) return 0;
     const bool is_by_queries = first_ == JoinAlong::Queries;
@@ -34,8 +34,8 @@ class PartJoiner {
  private:
   static constexpr int kRounds = kMost / kWarpLanes;
 
-  /// False where no part goes on where another ends, nor could if it were cut: mostly so, and known
-  /// long before all parts are sorted.
+  /// False if no part begins where another ends, even after cuts: the usual case, found long before
+  /// all parts are sorted.
   __device__ bool may_join(std::int32_t count) const {
     if (count > kWarpLanes) return true;
     BandSlice own;
@@ -52,8 +52,8 @@ class PartJoiner {
     return __any_sync(kFullWarp, is_found && lane_index() < count) != 0;
   }
 
-  /// Whether some of the parts, one per lane, begin with the same query or key. All that are joined
-  /// do, and those of packed documents never.
+  /// Whether some of the parts, one per lane, begin with the same query or key. All parts that can
+  /// be joined do, and parts of packed documents never do.
   __device__ static bool has_common_begins(std::int32_t count, const BandSlice& own) {
     const unsigned parts = kFullWarp >> (kWarpLanes - count);
     bool is_common = false;
@@ -65,7 +65,7 @@ class PartJoiner {
     return __any_sync(kFullWarp, is_common) != 0;
   }
 
-  /// Cuts parts as cut_parts does; pieces come behind them. Returns how many there are then.
+  /// Cuts parts as cut_parts does; pieces come after them. Returns the new number of parts.
   __device__ std::int32_t cut(std::int32_t count) const {
     constexpr int kCutRounds = kRounds / 2;
     BandSlice own[kCutRounds];

@@ -20,7 +20,7 @@ constexpr int kMaxBlocks = 2048;
 constexpr std::int64_t kWalkingWarps = 4096;  ///< no more than run at once
 constexpr std::int32_t kRankedTiles = 32;     ///< that a block looks up
 
-/// Adds to the tallies, and keeps the slices.
+/// Adds to the tallies, and stores the slices.
 __device__ void count_slices(const DeviceBuild& build) {
   const TileGrid& grid = build.grid;
   const TallyPlaces places{build.tallies, build.group_records, build.bins};
@@ -61,7 +61,7 @@ __device__ void fill_tiles(const DeviceBuild& build) {
   }
 }
 
-/// The place where the sorted tiles go: to the list, unless some are split behind.
+/// The place of the sorted tiles: the list, unless some are split afterwards.
 __device__ TileWork* sorted_tiles(const DeviceBuild& build) {
   const DeviceListHeader& header = *build.header;
   if (build.max_split_tiles == 0) return build.works;
@@ -70,7 +70,7 @@ __device__ TileWork* sorted_tiles(const DeviceBuild& build) {
   return shares.is_split(header.max_cost) ? build.tiles : build.works;
 }
 
-/// Called by one thread of all that sort.
+/// One thread of all that sort calls it.
 __device__ void report_sorted(const DeviceBuild& build, const TileWork* sorted) {
   build.header->is_splitting = sorted == build.works ? 0 : 1;
   build.header->outcome.num_works = build.grid.num_tiles;
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kChunkKeys)
   const std::int32_t count = build.grid.num_tiles - first;
   if (count <= 0) return;
   __shared__ alignas(16) std::uint64_t chunk[kChunkKeys];
-  std::uint64_t own = ~std::uint64_t{0};  // behind all others
+  std::uint64_t own = ~std::uint64_t{0};  // after all others
   if (static_cast<std::int32_t>(threadIdx.x) < count) own = build.sort_keys[0][first + threadIdx.x];
   sort_chunk(chunk, own, count, build.sort_keys[1] + first);
 }
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kSmallThreads)
   SmallListMaker(shared, build).write_tiles();
 }
 
-/// The records of a small list have room in any case.
+/// The records of a small list always have room.
 bool is_small(const DeviceListShape& shape, const DeviceListLayout& layout) {
   const std::int32_t num_tiles = layout.grid.num_tiles;
   return shape.num_slices <= kSmallSlices && num_tiles <= kSmallTiles &&
@@ -197,10 +197,10 @@ void launch_small(const DeviceBuild& build, cudaStream_t stream) {
   launch_ahead(write_small_kernel, blocks, kSmallThreads, 0, build, stream);
 }
 
-/// Steps clear to emit.
+/// The steps clear to emit.
 void launch_gathering(const DeviceBuild& build, cudaStream_t stream) {
   const std::int32_t num_tiles = build.grid.num_tiles;
-  // Ordinary: what is before it may not be of a kind that others begin beside.
+  // Not launched ahead: the kernel before may not allow others to begin beside it.
   clear_kernel<<<num_blocks(build.zeroed_chunks, kThreads), kThreads, 0, stream>>>(build);
   cuda_check(cudaGetLastError(), "clear_kernel");
   const unsigned walk_blocks =
@@ -271,7 +271,7 @@ void build_device_list(const DeviceListShape& shape, const DeviceListLayout& lay
     sort_tiles(build, stream);
   }
   if (layout.max_split_tiles == 0) return;
-  // A block for each tile that may be cut: its records are walked by one.
+  // A block for each tile that may be cut, which walks the tile's records.
   const unsigned split_blocks = std::max(num_blocks(build.grid.num_tiles, kSplitThreads),
                                          num_blocks(layout.max_split_tiles, 1));
   launch_ahead(split_kernel, split_blocks, kSplitThreads, 0, build, stream);

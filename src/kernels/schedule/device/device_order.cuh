@@ -5,7 +5,7 @@
 
 #include "kernels/schedule/device/device_build.cuh"
 
-// One cluster of CTAs scans the tiles' record counts, and later sorts the tiles where they are many
+// One cluster of CTAs scans the tiles' record counts, and later sorts the tiles if they are many
 // (device_rank.cuh sorts few). The sort is least significant digit first and stable: each warp owns
 // a run of neighbours and ranks their digits in order, so ties stay in index order whatever the
 // threads' timing. Why it is not CUB's: docs/design.md, section 9.
@@ -45,7 +45,7 @@ class RecordPlacer {
     own = scan_block<kOrderThreads>(own, shared_.record_scan).total;
     if (thread() == 0) shared_.num_records = own;
     cluster_.sync();
-    // Reads that do not wait for one another.
+    // Independent reads.
     std::uint64_t next = 0;
 #pragma unroll
     for (int rank = 0; rank < kOrderCtas; ++rank) {
@@ -60,7 +60,7 @@ class RecordPlacer {
     for (std::int32_t first = begin; first < end; first += kOrderThreads) {
       next += place_block(first + thread(), end, next);
     }
-    cluster_.barrier_wait();  // nobody leaves before its count has been read
+    cluster_.barrier_wait();  // no CTA leaves before others have read its count
   }
 
  private:
@@ -90,7 +90,7 @@ class RecordPlacer {
 };
 
 struct SortShared {
-  std::uint32_t positions[kOrderWarps][kDigits];  ///< counts, then ranks of the next of a digit
+  std::uint32_t positions[kOrderWarps][kDigits];  ///< counts, then the next rank of each digit
   std::uint32_t totals[kDigits];                  ///< of this CTA, read by the others
   std::uint32_t bases[kDigits];
   ScanStorage<std::uint32_t, kOrderThreads> digit_scan;
@@ -114,7 +114,7 @@ class TileSorter {
         cluster_(cooperative_groups::this_cluster()),
         rank_(static_cast<int>(cluster_.block_rank())) {}
 
-  /// Returns where the sorted keys lie, which all threads may read: job.keys or job.room.
+  /// Returns the sorted keys, job.keys or job.room, which all threads may read.
   __device__ std::uint64_t* run() {
     const int num_passes = count_passes();
     std::uint64_t* keys = job_.keys;
@@ -158,7 +158,7 @@ class TileSorter {
     }
   }
 
-  /// Adds the peers to a counter of their digit, once; the value before is theirs to share.
+  /// Adds the peers to a counter of their digit, once; they share the value before.
   __device__ static std::uint32_t add_peers(std::uint32_t& counter, unsigned peers) {
     const int leader = __ffs(static_cast<int>(peers)) - 1;
     std::uint32_t before = 0;

@@ -3,9 +3,9 @@
 
 #include "kernels/schedule/device/device_build.cuh"
 
-// Few keys are sorted by the whole device in two launches: chunks of them by comparing all keys of
-// a chunk, then each key is looked up in every chunk. A cluster that sorts by digits waits at
-// several barriers for each digit. All keys differ.
+// The whole device sorts few keys in two launches: blocks sort chunks by comparing all keys of a
+// chunk, then look each key up in every chunk. A cluster that sorts by digits would wait at several
+// barriers for each digit. All keys differ.
 namespace magi {
 
 inline constexpr std::int32_t kChunkKeys = 64;  ///< a power of two; threads of a block that sorts
@@ -23,7 +23,7 @@ __device__ __forceinline__ void sort_chunk(Key (&chunk)[kChunkKeys], const Key& 
   if (static_cast<std::int32_t>(threadIdx.x) < count) sorted[place] = own;
 }
 
-/// Keys of a chunk, from `keys` on, that are smaller than one.
+/// Counts the keys of a chunk, from `keys` on, that are smaller than a key.
 template <typename Key>
 __device__ __forceinline__ std::int32_t count_smaller(const Key* keys, std::int32_t size,
                                                       const Key& key) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void rank_keys(const Key* chunks, std::int32_t count,
   __syncthreads();
   const std::int32_t own = first + thread % kOwnKeys;
   if (own < count) {
-    // The lanes of a warp look keys up that are neighbours in their chunk: most read the same.
+    // The lanes of a warp look up keys that are neighbours in their chunk, so most read the same.
     std::int32_t smaller = 0;
     constexpr std::int32_t kStride = kRankThreads / kOwnKeys * kChunkKeys;
 #pragma unroll 2

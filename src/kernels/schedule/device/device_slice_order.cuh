@@ -3,9 +3,9 @@
 
 #include "kernels/schedule/device/device_build.cuh"
 
-// Many slices of one tile in the order of their indices, by a block. Their indices, in any order,
-// are marked in a bit map, window by window, and read back; where there are no indices, all slices
-// that may be among them are looked at.
+// A block visits many slices of one tile in the order of their indices. It marks the indices, which
+// are in any order, in a bit map, window by window, and reads them back; without indices it looks
+// at all slices that may be among them.
 namespace magi {
 
 inline constexpr int kEmitThreads = 256;
@@ -71,8 +71,8 @@ __device__ __forceinline__ void for_each_in_order(SliceOrderShared& shared, cons
   }
 }
 
-/// Calls visit(place, part) for each slice of [low, end) of which part_of(slice) leaves something,
-/// in order: places count from `next` on. All threads of a block of kEmitThreads call.
+/// Calls visit(place, part) for each slice of [low, end) whose part_of(slice) is not empty, in
+/// order: places count from `next` on. All threads of a block of kEmitThreads call.
 template <typename PartOf, typename Visit>
 __device__ __forceinline__ void for_each_found(SliceOrderShared& shared, Range slices,
                                                std::int32_t next, PartOf part_of, Visit visit) {

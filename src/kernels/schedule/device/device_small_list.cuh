@@ -4,10 +4,10 @@
 #include "kernels/schedule/device/device_join.cuh"
 #include "kernels/schedule/device/device_split.cuh"
 
-// A whole list of few slices: each lane holds a slice, and each warp of the whole
-// device takes a tile. What the lanes have left of their slices there are the tile's parts, in
-// order. One launch prices the tiles. In the next a warp counts over all of them where its tile and
-// the tile's records lie, and writes them.
+// A whole list of few slices: each lane holds a slice, and each warp of the device takes a tile.
+// The lanes cut their slices to it, which gives the tile's parts in order. One launch prices the
+// tiles. In the next each warp finds, from all tiles, the places of its tile and the tile's
+// records, and writes them.
 namespace magi {
 
 inline constexpr int kSmallThreads = 256;
@@ -51,11 +51,11 @@ class SmallListMaker {
  private:
   /// A tile's parts, one per lane or joined in shared memory.
   struct Parts {
-    BandSlice own;          ///< empty where the lane's slice leaves none
+    BandSlice own;          ///< empty if the lane's slice has none
     std::int32_t place;     ///< of `own` among them
-    std::int32_t count;     ///< as long as nothing is joined
-    std::int32_t num_left;  ///< joined; 0: nothing has been joined
-    int last_lane;          ///< that has a part; 0 where there is none
+    std::int32_t count;     ///< before joining
+    std::int32_t num_left;  ///< after joining; 0: none were joined
+    int last_lane;          ///< that has a part; 0 if none has
   };
 
   __device__ Parts find_parts(std::int32_t tile) const {
@@ -68,14 +68,14 @@ class SmallListMaker {
     found.num_left = 0;
     found.last_lane = max(kWarpLanes - 1 - __clz(static_cast<int>(with_parts)), 0);
     if (found.count < 2) return found;
-    __syncwarp();  // others may still read those of the tile before
+    __syncwarp();  // other lanes may still read the tile before
     if (has_part) parts_[found.place] = found.own;
     __syncwarp();
     found.num_left = PartJoiner<kSmallParts>(parts_, JoinAlong::Queries).join(found.count);
     return found;
   }
 
-  /// Leaves the tile's price and its number of records, those left empty included.
+  /// Writes the tile's price and its number of records, empty ones included.
   __device__ void price(std::int32_t tile, const Parts& found) const {
     BandSlice part = found.own;
     BandSlice last = shuffle_band(part, found.last_lane);
@@ -93,7 +93,7 @@ class SmallListMaker {
     build_.tallies[tile].num_k_tiles = tally.num_k_tiles;
   }
 
-  /// Counts the k tiles of the parts that the lanes hold, of which some may be empty.
+  /// Counts the k tiles of the lanes' parts, some of which may be empty.
   __device__ std::uint64_t count_k_tiles(std::int32_t tile, const BandSlice& part) const {
     const Range rows = rows_of_tile(grid_, tile);
     unsigned count = 0;
@@ -151,12 +151,12 @@ class SmallListMaker {
     return static_cast<std::int32_t>(__reduce_add_sync(kFullWarp, place));
   }
 
-  /// Whether any tile is split: none is where the longest is not.
+  /// Whether any tile is split: if the longest is not, none is.
   __device__ bool is_splitting() const {
     return split_shares(build_.split, costs_, grid_.head_groups, build_.tile).is_split(max_cost_);
   }
 
-  /// Tells of the list, by the warp of the first tile. Works of split tiles are not made yet.
+  /// Reports the list; the warp of the first tile calls. Works of split tiles are not made yet.
   __device__ void report() const {
     const bool is_bad = bad_field_ != SliceField::None;
     const int first_bad = __ffs(static_cast<int>(__ballot_sync(kFullWarp, is_bad))) - 1;

@@ -15,7 +15,7 @@ struct SplitShared {
 };
 
 /// Makes the works of the sorted tiles, of which the longest are split, as split_long_tiles does:
-/// splits lie behind whole tiles of equal cost. Each block finds the split tiles anew and places
+/// splits come after whole tiles of equal cost. Each block finds the split tiles anew and places
 /// its share of the whole ones; one block walks the records of a split tile.
 class TileSplitter {
  public:
@@ -152,7 +152,7 @@ class TileSplitter {
       const std::int32_t record = first + thread();
       TileRun run;
       if (record < whole.record_end) {
-        // Changes nothing but a whole slice, one of a tile whose records did not fit.
+        // Changes only a whole slice, of a tile whose records did not fit.
         const BandSlice band = part_of_tile(grid_, build_.records[record].band, whole.tile);
         if (band.q0 < band.q1) run = tile_run(band, rows.begin, rows.end, build_.tile.keys);
       }

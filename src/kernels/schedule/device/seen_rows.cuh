@@ -5,13 +5,13 @@
 
 namespace magi {
 
-/// Rows from `row` on, a bit each: those that somebody sees.
+/// A bit per row from `row` on: whether the row is seen.
 __device__ __forceinline__ std::uint32_t seen_from(const std::uint32_t* seen, std::int32_t row) {
   const std::uint32_t* words = seen + row / kSeenBits;
   return __funnelshift_r(__ldg(words), __ldg(words + 1), row % kSeenBits);
 }
 
-/// Whether nobody sees some of the rows [row, end).
+/// Whether some of the rows [row, end) are not seen.
 __device__ __forceinline__ bool has_unseen(const std::uint32_t* seen, std::int32_t row,
                                            std::int32_t end) {
 #pragma unroll 1
@@ -22,7 +22,7 @@ __device__ __forceinline__ bool has_unseen(const std::uint32_t* seen, std::int32
   return false;
 }
 
-/// Marks rows [row, end) as seen, others beside.
+/// Marks rows [row, end) as seen, while other threads mark others.
 __device__ __forceinline__ void mark_seen(std::uint32_t* seen, std::int32_t row, std::int32_t end) {
 #pragma unroll 1
   while (row < end) {
