@@ -19,7 +19,7 @@ struct BlockMask {
   std::int32_t heads = 1;                 ///< the kv heads, or 1: the same for all
   std::int32_t q_block = 64;              ///< 1 to 256
   std::int32_t k_block = 64;              ///< 1 to 256
-  bool is_causal = false;                 ///< query i sees no key behind i + rows_k - rows_q
+  bool is_causal = false;                 ///< query i sees no key after i + rows_k - rows_q
   /// Visible blocks of each head that there is room for, each as often as it counts; 0: all of a
   /// mask whose entries are 0 and 1.
   std::int64_t max_blocks = 0;

@@ -276,7 +276,7 @@ std::uint64_t plan_digest(const Plan& plan);
 
 /// Rows [begin, end) of the sequence that one rank holds, each after the row before it in its
 /// document: what a recurrent layer computes at once. A row comes after the last one before it that
-/// it sees. A run ends where its rank's rows or its document do, and behind a row that a branch of
+/// it sees. A run ends where its rank's rows or its document do, and after a row that a branch of
 /// a prefix tree comes after.
 struct Run {
   std::int32_t rank = 0;

@@ -100,7 +100,7 @@ struct AttentionState;
 ///
 /// Tensors of a call are all in host memory or all on one GPU (bfloat16 or float16 q, k, v; head
 /// dims that are multiples of 8 up to 256; strides that are multiples of 16 bytes). On a GPU a call
-/// enqueues its work behind that of `stream` (a cudaStream_t; null: the default stream) and
+/// enqueues its work after that of `stream` (a cudaStream_t; null: the default stream) and
 /// returns: nothing waits for the device but the first call of a kind, which makes its schedules.
 class DistributedAttention {
  public:

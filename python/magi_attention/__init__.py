@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from magi_attention.tracing import trace
 
 # The release of MagiAttention whose interface this is, which programs compare. The distribution's
-# version (importlib.metadata) has the library's own behind a plus: 1.1.1+magi0.1.0.
+# version (importlib.metadata) has the library's own after a plus: 1.1.1+magi0.1.0.
 __version__ = version = "1.1.1"
 
 _OWN_NAMES = {

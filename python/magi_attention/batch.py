@@ -164,7 +164,7 @@ class BatchPlan:
 
     def packed(self, micro_batch: int) -> list[tuple[int, int]]:
         """(sample, first row) of each sample in the packed sequence of a micro-batch, by row. Rows
-        between samples, and behind the last one, are padding, which sees nothing.
+        between samples, and after the last one, are padding, which sees nothing.
         """
         return [(sample, row) for sample, row in self._handle.packed(self._index(micro_batch))]
 

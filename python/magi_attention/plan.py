@@ -437,7 +437,7 @@ class BoundPlan:
         return NeededKeys(self.plan.keys, self.rank, self.rows)
 
     def gather_needed(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's rows x [rows, ...], with or without their padding, and behind them the rows
+        """This rank's rows x [rows, ...], with or without their padding, and after them the rows
         of other ranks that its queries may see under the plan's mask, in the order of the sequence:
         needed_position_ids tells which. Each comes once, straight from its owner. Gradients of
         these rows are added at their owners in the order of the ranks, in float32 or wider.

@@ -196,7 +196,7 @@ class Rows:
 
 
 def num_valid_rows(placement: PlacementHandle, total: int, rank: int) -> int:
-    """Local rows of a rank without padding, which comes behind them; total: of the sequence."""
+    """Local rows of a rank without padding, which comes after them; total: of the sequence."""
     info = placement.info()
     owners = info.chunk_rank[: info.num_chunks]
     firsts = [i * info.chunk_size for i, owner in enumerate(owners) if owner == rank]

@@ -49,7 +49,7 @@ struct Value {
   std::function<void()> close;  ///< after the last member or element was read; may be empty
 
   std::function<void()> begin;                    ///< before an array is read; may be empty
-  std::function<Value(std::size_t)> element;      ///< of an array; one behind the end is appended
+  std::function<Value(std::size_t)> element;      ///< of an array; one after the end is appended
   std::function<bool(std::int64_t)> add_integer;  ///< of an array of integers; false: refused
   bool has_flags = false;  ///< of an array of integers: true and false stand for 1 and 0
   std::function<std::int64_t(std::size_t)> integer_at;
@@ -112,7 +112,7 @@ std::string write(const Value& value);
 
 /// Reads `text`, which messages call `name`. Throws InvalidArgument, naming the path of what is
 /// refused, for all that is not the schema's: other, repeated and missing keys, values out of
-/// bounds, arrays of another shape, text behind the value, and no JSON at all.
+/// bounds, arrays of another shape, text after the value, and no JSON at all.
 void read(std::string_view text, std::string_view name, Value value);
 
 }  // namespace magi::json

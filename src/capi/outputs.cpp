@@ -91,7 +91,7 @@ struct Part {
   Part inner() const { return {axes.subspan(1), element_bytes}; }
 };
 
-/// Whether elements of `a` and of `b`, which begins `distance` bytes behind it, may share bytes.
+/// Whether elements of `a` and of `b`, which begins `distance` bytes after it, may share bytes.
 bool may_overlap(const Part& a, const Part& b, std::int64_t distance) {
   if (distance >= a.span() || -distance >= b.span()) return false;
   if (a.axes.empty() || b.axes.empty() || a.axes[0].step != b.axes[0].step) return true;

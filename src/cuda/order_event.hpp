@@ -40,11 +40,11 @@ class OrderEvent {
   cudaEvent_t handle_ = nullptr;
 };
 
-/// Puts calls of any streams one behind the other. Those of one stream are in order anyway: its
+/// Puts calls of any streams one after the other. Those of one stream are in order anyway: its
 /// number, which no later stream is given, tells.
 class CallOrder {
  public:
-  /// Work that `stream` is given later comes behind the call that ended last.
+  /// Work that `stream` is given later comes after the call that ended last.
   void begin(cudaStream_t stream) const {
     if (last_stream_ && *last_stream_ != number_of(stream)) end_.await(stream);
   }

@@ -37,7 +37,7 @@ void sort_by(std::vector<BandSlice>& slices, const Order& order_of) {
   }
 }
 
-/// Joins each slice with those right behind it that continue it: join(slice, next) says whether.
+/// Joins each slice with those right after it that continue it: join(slice, next) says whether.
 template <typename Join>
 void join_runs(std::vector<BandSlice>& slices, const Join& join) {
   auto last = slices.begin();

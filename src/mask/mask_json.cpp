@@ -84,7 +84,7 @@ Value schema(Mask& mask) {
   return value;
 }
 
-/// Reads as far as the first key of a text, and the string behind it: all of a long one as a tree
+/// Reads as far as the first key of a text, and the string after it: all of a long one as a tree
 /// would take many times its memory.
 class FirstMember final : public nlohmann::json_sax<nlohmann::json> {
  public:

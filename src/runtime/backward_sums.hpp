@@ -9,7 +9,7 @@
 namespace magi {
 
 /// The gradients of one backward call: what attends write and add to, whichever executor runs them.
-/// Owners add partial gradients behind their own part, exchange by exchange in the order of the
+/// Owners add partial gradients after their own part, exchange by exchange in the order of the
 /// steps, and in each in the order of the ranks.
 class BackwardSums {
  public:

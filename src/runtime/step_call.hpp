@@ -68,7 +68,7 @@ class StepCall {
   /// Behind prepare_pass. Throws InvalidArgument, on all ranks alike and before anything is done,
   /// where the stream cannot begin the pass.
   void check_pass();
-  /// Lends memory from here on, behind the work of the call's stream.
+  /// Lends memory from here on, after the work of the call's stream.
   void begin();
   /// Lends workspace of the largest attend, which others use in turn (none where none needs any),
   /// and begins the pass of ranks that write each other's memory, if they do. After `begin`.

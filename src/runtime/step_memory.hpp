@@ -21,7 +21,7 @@ inline constexpr std::int64_t kLentAlignment = 256;  ///< of what a call is lent
 
 /// The state that a rank keeps between calls for tensors in the host's memory or in that of one
 /// GPU: who attends and what was prepared for that, who exchanges rows, and what a call needs for
-/// itself. On a GPU everything is enqueued behind the work of the call's stream, and nothing waits.
+/// itself. On a GPU everything is enqueued after the work of the call's stream, and nothing waits.
 class StepMemory {
  public:
   /// All arguments outlive it. Throws InvalidArgument where there is no such GPU, the group moves
@@ -31,7 +31,7 @@ class StepMemory {
   StepMemory(const StepMemory&) = delete;
   StepMemory& operator=(const StepMemory&) = delete;
 
-  /// Begins a call, behind the one before; end takes back what it was lent, also after an error.
+  /// Begins a call, after the one before; end takes back what it was lent, also after an error.
   void begin(Pass pass, void* stream);
   void end() noexcept;
   /// A row-major tensor that lives until `end`; its contents are undefined.

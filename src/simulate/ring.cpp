@@ -23,7 +23,7 @@ class RingTimes {
 
   const std::vector<Work>& work() const { return work_; }
 
-  /// Bytes that each rank sends in a step; behind the last one sums go home.
+  /// Bytes that each rank sends in a step; after the last one sums go home.
   std::int64_t bytes_of_step(Pass pass, std::size_t step) const {
     if (size_ == 1) return 0;
     const std::int64_t keys = step + 1 < size_ ? key_bytes_ : 0;

@@ -278,7 +278,7 @@ class PlanHandle(Handle):
         return take_bytes(lambda out: lib.magi_plan_describe(self.address, out)).decode()
 
     def runs(self) -> list[tuple[int, ...]]:
-        """(rank, first row, row behind the last, row before or -1) of every run."""
+        """(rank, first row, row after the last, row before or -1) of every run."""
         data = take_bytes(lambda out: lib.magi_plan_runs(self.address, out))
         return rows_of_ints("i", data, 4)
 

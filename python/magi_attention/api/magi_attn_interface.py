@@ -181,7 +181,7 @@ def magi_attn_varlen_key(
 def magi_attn_flex_dispatch(
     x: torch.Tensor, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, DistAttnRuntimeKey]:
-    """Deprecated: magi_attn_flex_key of the arguments behind x, then dispatch. Returns (local x,
+    """Deprecated: magi_attn_flex_key of the arguments after x, then dispatch. Returns (local x,
     key).
     """
     _warn_renamed("magi_attn_flex_dispatch", "magi_attn_flex_key and dispatch")
@@ -193,7 +193,7 @@ def magi_attn_flex_dispatch(
 def magi_attn_varlen_dispatch(
     x: torch.Tensor, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, DistAttnRuntimeKey]:
-    """Deprecated: magi_attn_varlen_key of the arguments behind x, then dispatch. Returns (local x,
+    """Deprecated: magi_attn_varlen_key of the arguments after x, then dispatch. Returns (local x,
     key).
     """
     _warn_renamed("magi_attn_varlen_dispatch", "magi_attn_varlen_key and dispatch")
@@ -324,7 +324,7 @@ def calc_sparse_attn(
 
 def get_position_ids(key: DistAttnRuntimeKey) -> torch.Tensor:
     """int64 [local rows]: row of the sequence of every local row; padding counts as the last row.
-    In host memory, on the current GPU for a group that moves nothing else (nccl). Rows behind the
+    In host memory, on the current GPU for a group that moves nothing else (nccl). Rows after the
     last one with keys count as that one. ValueError for a key that left the cache.
     """
     return runtime_of(key).get_position_ids()

@@ -36,11 +36,11 @@ LIMITS = Limits(
 )  # fmt: skip
 _PAIRS_OF_DIMS = ((192, 128),)  # beside those up to 128, after Hopper
 _MOST_RUNS = 16  # of a row in one call: each pair is compared with all of them
-_ROWS_BEHIND = 512  # that a call may ask for behind the last one, in tiles that reach so far
+_ROWS_BEHIND = 512  # rows that a call may ask for past the last one, in tiles that reach so far
 
 
 class _Packed:
-    """Calls for documents that lie behind each other; one that is all is a call without bounds."""
+    """Calls for documents one after the other; one that is all is a call without bounds."""
 
     def __init__(self, documents: Documents, device: torch.device) -> None:
         lengths = documents.lengths

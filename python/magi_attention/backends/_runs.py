@@ -51,7 +51,7 @@ def layers_of(slices: torch.Tensor, num_rows: int, num_keys: int) -> list[Runs]:
     rows = rows.repeat(2)
     order = torch.argsort((rows * (num_keys + 1) + keys) * 2 + (steps < 0), stable=True)
     rows, keys, steps = rows[order], keys[order], steps[order]
-    depths = steps.cumsum(0)  # 0 behind a row's last end
+    depths = steps.cumsum(0)  # 0 after a row's last end
     layers = []
     for depth in range(1, int(depths.max()) + 1 if len(depths) else 1):
         opens = (depths == depth) & (steps > 0)
@@ -83,7 +83,7 @@ def split(runs: Runs, most: int) -> list[Runs]:
 
 def interval_ends(runs: Runs) -> torch.Tensor:
     """int32 [n, rows], n odd and as small as can be: a row sees keys [0, e0), [e1, e2) and so on.
-    Ends ascend; behind a row's last run they repeat its end.
+    Ends ascend; after a row's last run they repeat its end.
     """
     counts = runs.counts()
     from_zero = torch.zeros(runs.num_rows, dtype=torch.int64, device="cpu")
@@ -105,7 +105,7 @@ def interval_ends(runs: Runs) -> torch.Tensor:
 
 def bounds(runs: Runs, num_runs: int, num_rows: int) -> torch.Tensor:
     """int32 [2 * num_runs, num_rows]: run i of a row is [found[2i], found[2i + 1]); those that a
-    row has not, and rows behind the last one, are empty.
+    row has not, and rows after the last one, are empty.
     """
     found = torch.zeros(2 * num_runs, num_rows, dtype=torch.int32, device="cpu")
     places = runs.places()
@@ -116,7 +116,7 @@ def bounds(runs: Runs, num_runs: int, num_rows: int) -> torch.Tensor:
 
 class Blocks(NamedTuple):
     """Which blocks of pairs a mask shows, bool [blocks of rows, blocks of keys]: whole, and in
-    part. Blocks that reach behind the last row or key are never whole.
+    part. Blocks that reach past the last row or key are never whole.
     """
 
     whole: torch.Tensor
@@ -182,8 +182,8 @@ def unseen(runs: Runs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Documents(NamedTuple):
-    """Sequences of rows and keys that lie behind each other: lengths [sequences, 2]. Each row sees
-    keys of its own sequence, at most `left` before and `right` behind the diagonal that ends in the
+    """Sequences of rows and keys, one after the other: lengths [sequences, 2]. Each row sees
+    keys of its own sequence, at most `left` before and `right` after the diagonal that ends in the
     last row and key; None: all.
     """
 
@@ -199,7 +199,7 @@ def documents_of(slices: torch.Tensor, num_rows: int, num_keys: int) -> Document
     q0, q1, k0, k1, d_min, d_max = shown[torch.argsort(shown[:, 0])].unbind(1)
     if bool((q0[1:] < q1[:-1]).any() or (k0[1:] < k1[:-1]).any()):
         return None
-    # How far the first key lies before the diagonal in the last row, the last key behind it in the
+    # How far the first key lies before the diagonal in the last row, the last key after it in the
     # first row: bounds from there on hide nothing.
     left = _one_bound(k1 - q1 - d_min, k1 - 1 - k0)
     right = _one_bound(d_max - (k1 - q1), q1 - 1 - q0)

@@ -53,7 +53,7 @@ class AttnRange:
 
     @property
     def end(self) -> int:
-        """The row behind the last."""
+        """The row after the last."""
         return self._end
 
     @end.setter

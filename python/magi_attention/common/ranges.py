@@ -81,7 +81,7 @@ class AttnRanges:
                 raise ValueError(f"range {index} is {attn_range}; allowed: start <= end")
 
     def append(self, attn_range: AttnRange, check: bool = False) -> None:
-        """Adds a range behind the others. With `check`, RangeError unless start <= end."""
+        """Adds a range after the others. With `check`, RangeError unless start <= end."""
         if check:
             attn_range.check_valid()
         self._ranges.append(attn_range)
@@ -95,7 +95,7 @@ class AttnRanges:
         self._content = None
 
     def extend(self, attn_ranges: Iterable[AttnRange], check: bool = False) -> None:
-        """Adds ranges behind the others. With `check`, RangeError unless each has start <= end."""
+        """Adds ranges after the others. With `check`, RangeError unless each has start <= end."""
         added = list(attn_ranges)
         if check:
             for attn_range in added:

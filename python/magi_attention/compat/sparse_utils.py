@@ -213,7 +213,7 @@ def generate_variable_block_sparse_pattern(
 
 
 def _bounds(sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns where blocks of sizes [heads, blocks] begin and end when all lie one behind the
+    """Returns where blocks of sizes [heads, blocks] begin and end when all lie one after the
     other.
     """
     ends = sizes.to(torch.int64).flatten().cumsum(0).view(sizes.shape)
@@ -284,7 +284,7 @@ def build_index_sparse_indices(
     device: str | torch.device = "cuda",
     sparse_k_block_size: int = 1,
 ) -> torch.Tensor:
-    """Random index_sparse_indices int32 [B * S_q, NHK, max_topk] of B sequences one behind the
+    """Random index_sparse_indices int32 [B * S_q, NHK, max_topk] of B sequences one after the
     other, of S_q queries and S_kv keys, for NHK kv heads: topk different blocks of
     sparse_k_block_size keys of the query's own sequence in rising order, then -1. S_kv is a
     multiple of the block size.

@@ -43,7 +43,7 @@ def price_latents(
     plan: PlanHandle, keys: PlanHandle, figures: PlanReport, latent: int, rope: int
 ) -> LatentPrice:
     """figures: of the plan; keys: a plan of the same mask and placement that moves rows straight
-    from their owners to who needs them, in one exchange. Attention begins behind it, and a backward
+    from their owners to who needs them, in one exchange. Attention begins after it, and a backward
     projects latents again.
     """
     config = _config_of(plan)

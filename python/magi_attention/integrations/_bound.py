@@ -66,7 +66,7 @@ def calc(
 def with_equal_dims(
     qkv: tuple[torch.Tensor, ...], softmax_scale: float | None
 ) -> tuple[tuple[torch.Tensor, ...], float | None]:
-    """q, k, v with zeros behind narrower heads, and the scale of those that were given."""
+    """q, k, v with zeros after narrower heads, and the scale of those that were given."""
     dim, dim_v = qkv[0].shape[2], qkv[2].shape[2]
     if dim == dim_v:
         return qkv, softmax_scale

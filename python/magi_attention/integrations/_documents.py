@@ -11,7 +11,7 @@ import torch
 from magi_attention._native.tensors import as_tensor
 from magi_attention.common._arguments import without_padding
 
-# Bounds [documents + 1] and lengths [documents]. One with "_padded" behind it holds the padding of
+# Bounds [documents + 1] and lengths [documents]. One with "_padded" after it holds the padding of
 # documents too, and goes before the other.
 _BOUNDS = (
     "cu_seqlens", "cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_k", "cu_seq_lens_q", "cu_seq_lens_k",
@@ -47,7 +47,7 @@ def document_numbers(name: str, mask: Any) -> torch.Tensor:
 
 
 def borders_of(name: str, numbers: torch.Tensor) -> torch.Tensor:
-    """bool [rows - 1]: behind which rows another document begins, by their numbers. ValueError, by
+    """bool [rows - 1]: after which rows another document begins, by their numbers. ValueError, by
     name, for one that has rows in two places.
     """
     found = numbers.diff() != 0

@@ -16,7 +16,7 @@ from magi_attention._native.tensors import PLAIN_TYPES
 from magi_attention.integrations._bound import PLANS, AnyPlan, bound_of, of_autocast
 from magi_attention.integrations._model_calls import plan_in_force
 
-_METHOD = "expand_kv"  # of layers, called behind RoPE
+_METHOD = "expand_kv"  # of layers, called after RoPE
 _OURS = "magi_attention.integrations.transformers"
 
 

@@ -21,7 +21,7 @@ def from_blocks(
 ) -> Mask:
     """Makes a mask of bool [q_blocks, k_blocks]: which blocks of k_block_size keys each block of
     q_block_size queries sees; the last block of a side may be shorter. is_causal: query i sees no
-    key behind i + rows_k - rows_q, inside blocks too. Waits for a mask on a GPU. ValueError or
+    key after i + rows_k - rows_q, inside blocks too. Waits for a mask on a GPU. ValueError or
     TypeError names a wrong argument.
     """
     named = ("q_block_size", q_block_size, 1), ("k_block_size", k_block_size, 1)

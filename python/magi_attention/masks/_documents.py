@@ -137,7 +137,7 @@ def to_document_ids(mask: Mask, *, causal: bool = True) -> torch.Tensor:
 
 
 def from_window(rows: int, left: int, right: int) -> Mask:
-    """One sequence whose rows see `left` rows before and `right` behind themselves; -1: all."""
+    """One sequence whose rows see `left` rows before and `right` after themselves; -1: all."""
     rows = check_int("rows", rows, 0, MAX_ROWS)
     with naming(**{"window_size[0]": "left", "window_size[1]": "right"}):
         window = check_window((left, right))

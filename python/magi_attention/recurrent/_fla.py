@@ -148,7 +148,7 @@ class _Edges:
 
     rows: the own rows that these are and depend on; windows: [runs, twice what a convolution looks
     back], of the rows before a run and its first ones the places among `rows`, fetched rows and,
-    behind these, one row of zeros; kept: which of the first ones there are, counted run by run;
+    after these, one row of zeros; kept: which of the first ones there are, counted run by run;
     targets: these rows.
     """
 

@@ -87,7 +87,7 @@ class Recurrence:
         raise NotImplementedError
 
     def forward(self, inputs: Tensors, runs: OwnRuns) -> Forward:
-        """Begins a forward; inputs [rows, ...], with the rows of one run behind the other's."""
+        """Begins a forward; inputs [rows, ...], with the rows of one run after the other's."""
         return _ScannedForward(self, inputs, runs)
 
     def backward(

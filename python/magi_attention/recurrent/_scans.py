@@ -2,7 +2,7 @@
 """Recurrences over batches of runs in plain torch, by chunks of rows, each with the state that a
 run starts from and the one that it ends with.
 
-Inputs are [runs, rows, ...]; rows behind the end of a run hold zeros, which leave states as they
+Inputs are [runs, rows, ...]; rows after the end of a run hold zeros, which leave states as they
 are. All is computed in the inputs' own type: callers widen it.
 """
 
@@ -16,7 +16,7 @@ _NARROW_CHUNK = 16  # where each pair of rows of a chunk has a decay for each ch
 
 
 def chunks_of(x: torch.Tensor, size: int) -> torch.Tensor:
-    """[runs, rows, ...] -> [runs, chunks, size, ...], zeros behind the last row."""
+    """[runs, rows, ...] -> [runs, chunks, size, ...], zeros after the last row."""
     missing = -x.shape[1] % size
     padded = F.pad(x, (*(0, 0) * (x.dim() - 2), 0, missing))
     return padded.unflatten(1, (-1, size))
@@ -105,7 +105,7 @@ def _weighed_pairs(a, b, between):
 
 
 def _joined(outs, like, rows: int):
-    """Chunks of rows one behind the other, without what fills the last one."""
+    """Chunks of rows one after the other, without what fills the last one."""
     if not outs:
         return like.new_zeros((like.shape[0], 0, *like.shape[3:]))
     return torch.cat(outs, 1)[:, :rows]

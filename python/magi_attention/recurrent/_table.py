@@ -40,7 +40,7 @@ class Halo(NamedTuple):
     """The rows before each own run, which a convolution reads.
 
     fetch: moves the own rows `sent`, each once and ascending, to the ranks that fetch them; places:
-    int64 [own runs, width], of each row before a run among own rows, fetched rows and, behind
+    int64 [own runs, width], of each row before a run among own rows, fetched rows and, after
     these, one row of zeros; on_host: these in host memory; known: how many of a run's are rows.
     """
 
@@ -290,7 +290,7 @@ def _host(values: list[int]) -> torch.Tensor:
 @torch.inference_mode(False)
 def moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor of host memory on a device. The host waits for a copy of memory that is not pinned,
-    behind all that the device was given.
+    after all that the device was given.
     """
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 

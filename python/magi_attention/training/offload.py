@@ -113,7 +113,7 @@ class _Side:
         self._stream = torch.cuda.Stream(device) if self.is_cuda else None
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.cuda.Event | None:
-        """Copies behind what the current stream was given; returns what tells the end."""
+        """Copies after the current stream's work; returns what tells the end."""
         if self._stream is None:
             target.copy_(source)
             return None
@@ -123,7 +123,7 @@ class _Side:
             return self._stream.record_event()
 
     def wait(self, event: torch.cuda.Event | None) -> None:
-        """Orders what the current stream is given next behind the event."""
+        """Orders the current stream's later work after the event."""
         if event is not None:
             torch.cuda.current_stream(self.device).wait_event(event)
 

@@ -39,7 +39,7 @@ class DeviceTransfer final : public PendingRows {
     const bool is_sent = last_ != start_;
     last_ = queue_of(stream);
     if (is_sent) event_.await(last_);
-    if (last_ != start_) order(start_, last_);  // behind the rows that stay
+    if (last_ != start_) order(start_, last_);  // after the rows that stay
   }
 
  private:

@@ -44,7 +44,7 @@ class DeviceMemory final : public RowMemory {
   std::shared_ptr<Stream> transport_;  ///< made for the first exchange
 };
 
-/// Writes whole words behind the stream's work. They travel as parameters of kernels: a copy from
+/// Writes whole words after the stream's work. They travel as parameters of kernels: a copy from
 /// memory that is not pinned would make the host wait for the stream.
 void write_words(std::byte* target, std::span<const std::byte> words, cudaStream_t stream);
 

@@ -26,7 +26,7 @@ struct RoundedSum {
   bool is_dense = false;   ///< `own` has only the rows that something is added to
 };
 
-/// The place of the first task that ends behind a row; num_tasks: there is none.
+/// The place of the first task that ends after a row; num_tasks: there is none.
 __device__ __forceinline__ int find_task(const RoundedSum& sum, int row) {
   int low = 0, high = sum.num_tasks;
   while (low < high) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ float4 load_part(const DeviceRows& wire, std::byte* r
   }
 }
 
-/// A warp for each row, the blocks of one tensor behind those of the other. `are_whole`: the
+/// A warp for each row, the blocks of one tensor after those of the other. `are_whole`: the
 /// partials are there.
 template <typename Element, bool kIsWide>
 __device__ __forceinline__ void round_row(const RoundedSum& sum, bool are_whole) {

@@ -12,7 +12,7 @@
 #include "cuda/order_event.hpp"
 
 // Ranks that are threads of one process meet in every exchange: each offers its buffer and an event
-// behind what fills it, takes its parts by copies on its own stream, and lets its stream wait until
+// after what fills it, takes its parts by copies on its own stream, and lets its stream wait until
 // the others have taken theirs. The host waits for the other threads, never for a device.
 namespace magi::comm {
 namespace {

@@ -31,7 +31,7 @@ struct NcclUniqueId {
 using NcclHandle = struct NcclOpaque*;
 
 /// The form that NCCL's config has since version 2.17. NCCL takes as many bytes as `size` says and
-/// fills in what later versions added, so this form stays right: no field behind max_ctas but an
+/// fills in what later versions added, so this form stays right: no field after max_ctas but an
 /// unset net_name, and nothing of NVLS.
 struct NcclConfig {
   static constexpr std::int32_t kUnset = INT32_MIN;

@@ -63,14 +63,14 @@ enum class PeerWait : std::int32_t { None, Credit, Rows, OtherPlan, Left };
 /// The first failure of a rank's waits, in host memory that the device sees.
 struct PeerMailbox {
   std::int32_t is_closed;  ///< set by the host, or by the device behind `failed`: waits end at once
-  PeerWait failed;         ///< set by the device, behind the rest
+  PeerWait failed;         ///< set by the device, after the rest
   std::int32_t peer;
   std::int32_t move;
   std::uint64_t expected, seen;
   std::uint64_t digest, peer_digest;
 
   // Where the first wait stood that ended because the box was closed.
-  PeerWait stopped;  ///< set behind the rest
+  PeerWait stopped;  ///< set after the rest
   std::int32_t stopped_peer;
   std::int32_t stopped_move;
   std::uint64_t stopped_pass;

@@ -233,10 +233,10 @@ class PeerMove final : public PendingKeys {
   const KeyPush how_;       ///< then
   RowPush push_;
   bool is_sent_ = false;
-  bool is_written_ = false;    ///< the partials are at their owners already
-  bool is_short_ = false;      ///< the push awaits what comes
-  RowArrival arrival_;         ///< what is still awaited
-  std::byte* wire_ = nullptr;  ///< received rows that are not in place; own ones behind them
+  bool is_written_ = false;            ///< the partials are at their owners already
+  bool is_short_ = false;              ///< the push awaits what comes
+  RowArrival arrival_;                 ///< what is still awaited
+  std::byte* wire_ = nullptr;          ///< received rows that are not in place; own ones after them
   std::shared_ptr<std::byte> buffer_;  ///< owns the wire where that is not in the window
   std::optional<SidePush> side_;
   bool is_done_ = false;

@@ -151,7 +151,7 @@ void PeerLink::begin_pass(const PassStart& start, cudaStream_t stream) {
   area_ = (area_ + 1) % num_areas_;
   const std::int32_t slot = (window_version_ * 2 + area_) % kMaxAreas;
   const std::uint64_t digest = start.digest + ++num_passes_ * kGoldenRatio;
-  // Ranks that share a GPU may share one of its queues: the kernel would wait for one behind it.
+  // Ranks that share a GPU may share one of its queues: the kernel would wait for one after it.
   const bool is_compared = start.is_first && !is_sharing_gpu_;
   unbegun_ = {.area = slot, .digest = digest, .is_compared = is_compared};
   // Nor may their pushes wait for each other's, which may be behind them in that queue.

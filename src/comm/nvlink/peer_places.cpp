@@ -149,7 +149,7 @@ std::vector<RowRun> find_shared(std::span<const PeerRows> owned, std::int32_t ra
   return joined;
 }
 
-/// The first shared run that ends behind an own row.
+/// The first shared run that ends after an own row.
 std::vector<RowRun>::const_iterator shared_from(const PeerPlaces& places, std::int32_t row) {
   return std::ranges::upper_bound(places.shared, row, {}, &RowRun::end);
 }

@@ -54,7 +54,7 @@ class PackedRows final : public PendingRows {
   RowTasks tasks_;
   std::int64_t buffer_bytes_ = 0;
   std::shared_ptr<std::byte> buffer_;      ///< what is packed, then what is received
-  std::byte* wire_ = nullptr;              ///< received rows; of a reduce the own rank's behind
+  std::byte* wire_ = nullptr;              ///< received rows; of a reduce the own rank's after
   bool is_placed_ = false;                 ///< they are received where they belong
   std::unique_ptr<PendingRows> transfer_;  ///< null once the rows are in `to_`; ends before buffer_
 };

@@ -96,7 +96,7 @@ class PendingRows {
   virtual void await(void* stream) = 0;
   /// Rounds a sum that is the last of its tensors: all rows of `to`, with what is added to them, go
   /// into `targets` and are rounded once, and `to` keeps what it holds. Called before the move is
-  /// awaited. Where `to` has only the rows that something is added to, one behind the other, the
+  /// awaited. Where `to` has only the rows that something is added to, one after the other, the
   /// other rows of `targets` are left as they are. False where the exchanger does not do this.
   virtual bool round_into(std::span<const TensorView> /*targets*/) { return false; }
 };

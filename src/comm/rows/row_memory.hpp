@@ -44,7 +44,7 @@ struct Partials {
   std::byte* wire = nullptr;
   RowTasks tasks;
   /// If given, all rows of the sums go there, and `to` keeps its own. `to` may have the rows
-  /// alone that something is added to, one behind the other: the others are not touched then.
+  /// alone that something is added to, one after the other: the others are not touched then.
   std::span<const TensorView> rounded = {};
 };
 
@@ -52,7 +52,7 @@ struct Partials {
 class RowMemory {
  public:
   virtual ~RowMemory() = default;
-  /// Orders calls, where nothing else does: one begins behind the end of the one before.
+  /// Orders calls, where nothing else does: one begins after the end of the one before.
   virtual void begin_call(void* /*stream*/) {}
   virtual void end_call(void* /*stream*/) noexcept {}
   virtual std::shared_ptr<std::byte> allocate(std::int64_t size_bytes, void* stream) = 0;
@@ -68,7 +68,7 @@ class RowMemory {
   virtual bool can_round(const Partials& /*partials*/) const { return false; }
   /// values[i] = the largest of rows[r, i].
   virtual void maximise(const TensorView& rows, const TensorView& values, void* stream) = 0;
-  /// Starts an exchange of bytes behind the stream's work. It ends before the bytes' memory.
+  /// Starts an exchange of bytes after the stream's work. It ends before the bytes' memory.
   virtual std::unique_ptr<PendingRows> start(Communicator& group, const ByteExchange& exchange,
                                              void* stream) = 0;
 };

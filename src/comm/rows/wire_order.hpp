@@ -59,7 +59,7 @@ struct SumTable {
   }
 };
 
-/// The sum over partials that arrive in the order of `owned`, the own rank's behind the wire's.
+/// The sum over partials that arrive in the order of `owned`, the own rank's after the wire's.
 SumTable sum_table(const WireOrder& owned);
 
 }  // namespace magi::comm

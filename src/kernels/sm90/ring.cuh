@@ -88,7 +88,7 @@ struct Ring {
   }
 };
 
-/// This warp's arrival, after all its lanes are done with what the barrier guards. NOTE: behind a
+/// This warp's arrival, after all its lanes are done with what the barrier guards. NOTE: after a
 /// branch of one lane ptxas takes the lanes for diverged, loses its uniform registers and spills.
 __device__ __forceinline__ void arrive_warp(ptx::Mbarrier& barrier) {
   __syncwarp();

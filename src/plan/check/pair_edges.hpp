@@ -13,7 +13,7 @@ namespace magi::planner {
 /// Compares two multisets of (query, key) pairs that are given as slices: exactly, without listing
 /// pairs, in time linear in the slices where they are equal.
 ///
-/// In row i a slice adds +1 at its first key and -1 behind its last. Over the rows these edges lie
+/// In row i a slice adds +1 at its first key and -1 after its last. Over the rows these edges lie
 /// on at most four straight lines: a key (k constant) or a diagonal (k - i constant). The multisets
 /// are equal iff the edges of all slices, one side counted negatively, add up to zero at every
 /// (row, key). Ends of straight parts are counted by line and row in a hash table; equal

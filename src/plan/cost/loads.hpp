@@ -24,7 +24,7 @@ struct LinkTraffic {
 struct SegmentTraffic {
   LinkTraffic inside;   ///< straight from owners, in the node
   LinkTraffic network;  ///< between nodes, beside that
-  LinkTraffic onward;   ///< handed on in the node, behind both
+  LinkTraffic onward;   ///< handed on in the node, after both
 
   std::int64_t rows_in() const { return inside.rows_in + network.rows_in + onward.rows_in; }
   std::int64_t rows_out() const { return inside.rows_out + network.rows_out + onward.rows_out; }

@@ -29,7 +29,7 @@ struct PassTimes {
 /// them by the same rules (step_walk.hpp) and knows more of what a step takes. A rank's exchanges
 /// follow one another on one line (each takes the larger of what the rank sends and receives, at
 /// bytes_per_second, and seconds_per_transfer per peer; between nodes at the network's rates beside
-/// that, and what is handed on in the node behind both), its attention calls on another (at the
+/// that, and what is handed on in the node after both), its attention calls on another (at the
 /// flop rate of the pass, and seconds_per_launch); each begins once the steps that it waits for
 /// have ended, or before where keys are attended to as they come. Where some rank attends more than
 /// once, steps also take what their sums read and write (sum_bytes, at memory_bytes_per_second) and

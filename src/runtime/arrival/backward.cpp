@@ -30,7 +30,7 @@ bool can_place_results(const StepCall& call, const SegmentRows& rows) {
 
 /// Lends what key gradients are summed in. Where attention may write gradients of own keys that no
 /// other rank adds to into the caller's tensors, it returns these, and the own sums have only the
-/// other rows, one behind the other; else it returns none.
+/// other rows, one after the other; else it returns none.
 TensorGroup lend_gradients(StepCall& call, const AttendCall& attend) {
   const SegmentRows& rows = call.steps.rows_of_keys(attend);
   if (!can_place_results(call, rows)) {

@@ -14,7 +14,7 @@ namespace magi::walk {
 void run_forward(StepCall& call);
 void run_backward(StepCall& call);
 
-/// Walks the steps, each behind the exchanges that it waits for: calls exchange(step) or run(what
+/// Walks the steps, each after the exchanges that it waits for: calls exchange(step) or run(what
 /// is prepared for an attention call, the attention call, workspace).
 template <typename Prepared, typename RunAttend, typename StartExchange>
 void walk_steps(StepCall& call, const PreparedAttends<Prepared>& prepared, const RunAttend& run,

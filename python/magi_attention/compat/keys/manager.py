@@ -210,7 +210,7 @@ class DistAttnRuntimeMgr:
         return cross_slices(self.plan, only_rank, ref_xattn_q_ranges, ref_xattn_k_ranges)
 
     def get_position_ids(self, attn_role: AttnRole = AttnRole.QUERY) -> torch.Tensor:
-        """int64 [local rows]: row of the sequence. Rows behind the last one with keys, padding too,
+        """int64 [local rows]: row of the sequence. Rows after the last one with keys, padding too,
         count as that. Queries, keys and values are placed alike. TypeError for what is no AttnRole.
         """
         check_kind("attn_role", attn_role, AttnRole, "an AttnRole")

@@ -11,7 +11,7 @@
 // adds come after the waiter's acquire (the waiter's arrival at add_ring.full and the consumers'
 // wait lie between), and before the signaller's release (likewise their arrival at `added`);
 // causality passes through barriers of the CTA. The dQ converter copies a sum after the last add
-// for the same reason, and behind a proxy fence, as its copies are asynchronous.
+// for the same reason, and after a proxy fence, as its copies are asynchronous.
 namespace magi::sm90 {
 
 /// The one thread that looks semaphore values up, ahead of the consumers, and tells them when each

@@ -9,7 +9,7 @@
 
 // Items that wait for keys. The producer takes an item and waits until the keys of its k tile have
 // come, or the spin budget of its CTA has ended: then it leaves the item over, a bit in a bit map,
-// and goes on. A second launch behind the wait for all keys works at what was deferred.
+// and goes on. A second launch after the wait for all keys works at what was deferred.
 //
 // Lists whose items add to dQ in order have no such items: one that waits would hold up all that
 // add after it, and one that is deferred would stop them. Their keys are awaited before the

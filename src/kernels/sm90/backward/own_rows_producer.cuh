@@ -92,7 +92,7 @@ class OwnRowsWalker {
   }
 
   __device__ __forceinline__ void walk_record(std::int32_t key_begin) {
-    constexpr int kAhead = 8;  // records; behind the last ones the lists of tiles lie
+    constexpr int kAhead = 8;  // records; after the last ones the lists of tiles lie
     ProducerState& at = shared_.producer;
     ptx::prefetch_l1(params_.items.records + at.record + kAhead);
     const QueryRun run =

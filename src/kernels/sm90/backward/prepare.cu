@@ -13,7 +13,7 @@
 // the packed order of tiles: a CTA takes as many rows as a tile has, side by side in memory (the
 // heads of a token, then the next token), kLanes threads per row, 8 elements of dim per thread. It
 // also clears a tile's sums, and all CTAs together the semaphores. The first one stores
-// destinations. Beside the making of a list, whose components are not known yet, CTAs behind all
+// destinations. Beside the making of a list, whose components are not known yet, CTAs after all
 // others wait for it and clear the sums.
 namespace magi::sm90 {
 namespace {

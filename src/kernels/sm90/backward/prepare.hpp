@@ -70,7 +70,7 @@ struct PrepareParams {
   /// Components in each q tile of the main kernel, or null: tiles with at most one are not cleared.
   const std::int32_t* num_components = nullptr;
   std::int32_t tiles_per_q_tile = 1;  ///< tiles in a q tile of the main kernel
-  /// CTAs behind those of the tiles that clear sums, and these alone, once the kernel before has
+  /// CTAs after those of the tiles that clear sums, and these alone, once the kernel before has
   /// ended, which makes num_components; 0: num_components is there, and tiles clear their own.
   std::int32_t num_late_ctas = 0;
   bool is_beside = false;               ///< it begins beside the kernel before it

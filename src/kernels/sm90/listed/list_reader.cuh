@@ -22,7 +22,7 @@ class ListReader {
 
   __device__ __forceinline__ std::int32_t num_positions() const { return lists_.num_positions; }
 
-  /// Returns what stands at a position; -1 behind the end.
+  /// Returns what stands at a position; -1 after the end.
   __device__ __forceinline__ std::int32_t entry_at(std::int32_t position) const {
     if (position >= lists_.num_positions) return -1;
     return __ldg(list_ + place_of(position) * lists_.entry_stride);

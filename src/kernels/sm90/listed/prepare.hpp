@@ -7,7 +7,7 @@
 
 #include "kernels/sm90/arguments.hpp"
 
-// What runs before the backward under lists and behind it.
+// What runs before the backward under lists and after it.
 namespace magi::sm90 {
 
 struct ListedRowParams {

@@ -17,9 +17,9 @@ struct BlockBackwardCall {
   BlockKeyShape shape;
   BlockKeyLayout layout;          ///< of the lists, which begin the workspace
   std::optional<BlockDqCall> dq;  ///< how dq is made apart
-  std::size_t dq_lists = 0;       ///< behind them the lists for that
+  std::size_t dq_lists = 0;       ///< after them the lists for that
   std::size_t components = 0;     ///< or int32[q tiles] for the converting kernel
-  std::size_t run = 0;            ///< behind those the memory of a run
+  std::size_t run = 0;            ///< after those the memory of a run
   BackwardState state;            ///< of a run, without its lists
   std::int64_t workspace_bytes = 0;
 };

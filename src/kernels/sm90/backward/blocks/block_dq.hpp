@@ -24,7 +24,7 @@ BlockDqCall block_dq_call(const BackwardArgs& args, const BlockMask& mask, std::
 void build_dq_lists(const BlockDqCall& call, BlockListSource source, void* workspace,
                     cudaStream_t stream);
 
-/// Enqueues the kernel, behind the main one of the same run. It begins beside the end of that one,
+/// Enqueues the kernel, after the main one of the same run. It begins beside the end of that one,
 /// which has waited for the lists and for `rows`.
 void enqueue_block_dq(const BackwardArgs& args, const BlockDqCall& call, const PreparedRows& rows,
                       void* workspace, cudaStream_t stream);

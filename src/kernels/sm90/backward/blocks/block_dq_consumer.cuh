@@ -229,7 +229,7 @@ class BlockDqConsumer {
   const int warpgroup_;
   RingPlace<kMessageStages> message_;
   RingPlace<kC.q_stages> queries_;
-  RingPlace<kC.kv_stages> tiles_;  ///< K of the next tile; its V is behind it
+  RingPlace<kC.kv_stages> tiles_;  ///< K of the next tile; its V is after it
   RingPlace<kC.kv_stages> keys_;   ///< K of the tile whose dQ may be under way
   float lse_log2_[tile::kRowsPerThread];
   float delta_[tile::kRowsPerThread];
