@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.flop_counter import FlopCounterMode
 
 from magi_attention import masks
 from magi_attention.comm.first_call import first_calls_of
@@ -132,6 +134,31 @@ def test_refused_chosen_keys(group):
     refused((), "neither of them", softcap=3.0)
     assert sparse(bound).isfinite().all()
     refused()  # rows were waited for, so that the group is over
+
+
+@over(2)
+@pytest.mark.parametrize("form", ["lists", "blocks", "operators"])
+def test_a_backward_of_chosen_keys_that_fails(group, form: str):
+    """Ranks that wait for its gradients learn of it at once."""
+    bound = two_plans(own_group(dist.get_process_group_ranks(group)))[0]
+    size = 1 if form == "lists" else 4  # of a block
+    lists = torch.zeros(bound.local_rows // size, HEADS[1], 1, dtype=torch.int32)
+    sizes = {"sparse_k_block_size": size, "q_block_size": size}
+    is_odd = dist.get_rank(group) == 0
+    with ExitStack() as around:
+        if is_odd:
+            around.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda x: x, _no))
+        if form == "operators":
+            around.enter_context(FlopCounterMode(display=False))
+        out, _ = bound.calc_sparse_attn(*inputs(bound), lists, **sizes)
+    begin = time.monotonic()
+    wanted = (ValueError, "^no$") if is_odd else (CommError, "rank 0 .* ValueError: no")
+    refuses(lambda: out.sum().backward(), *wanted)
+    assert time.monotonic() - begin < SOON
+
+
+def _no(x):
+    raise ValueError("no")
 
 
 @over(2)

@@ -5,7 +5,9 @@ without operators, which saves most of a short call's time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 
 import torch
@@ -76,6 +78,45 @@ class NamedCall:
             return self._call.backward(*tensors)
 
 
+_refusal: ContextVar[Callable[[Exception], None] | None] = ContextVar("refusal", default=None)
+
+
+@contextmanager
+def telling(refuse: Callable[[Exception], None]) -> Iterator[None]:
+    """Other ranks learn, by refuse(error), of errors of attention that is called within, and of
+    those of its backward.
+    """
+    token = _refusal.set(refuse)
+    try:
+        yield
+    except Exception as error:
+        refuse(error)
+        raise
+    finally:
+        _refusal.reset(token)
+
+
+def refusal() -> Callable[[Exception], None] | None:
+    """The function of `telling` around this call, which graphs do not have."""
+    return None if torch.compiler.is_compiling() else _refusal.get()
+
+
+class _ToldCall:
+    """A call of attention of which other ranks wait for the backward."""
+
+    def __init__(self, call, refuse: Callable[[Exception], None]) -> None:
+        self._call, self.refuse = call, refuse
+        self.forward, self.with_max_logits = call.forward, call.with_max_logits
+
+    def backward(self, *tensors):
+        """Does what Call.backward does."""
+        try:
+            return self._call.backward(*tensors)
+        except Exception as error:
+            self.refuse(error)
+            raise
+
+
 def calls_of(runner: Runner, name: str | None = None) -> CallCache:
     """Calls of these functions; name: of their ranges for profilers, None: without ranges."""
     if name is None:
@@ -104,6 +145,8 @@ def run(q, k, v, sink, call, sink_reducer) -> tuple[torch.Tensor, AttnForwardMet
     """The result of a prepared call, with gradients. sink_reducer: the RankAttention that reduces
     the gradient of a shared sink over ranks, or None.
     """
+    if (refuse := _refusal.get()) is not None:
+        call = _ToldCall(call, refuse)
     if not torch.is_grad_enabled():
         out, lse, max_logits = kept(call.forward, q, k, v, sink)
     elif sink is None and not call.with_max_logits:
@@ -167,7 +210,7 @@ class EagerSinkAttention(torch.autograd.Function):
 
 def _tell(call, error: Exception) -> None:
     """Tells other ranks of an error of the backward; calls under masks of devices have none."""
-    if isinstance(call, (Call, NamedCall)):
+    if isinstance(call, (Call, NamedCall, _ToldCall)):
         call.refuse(error)
 
 

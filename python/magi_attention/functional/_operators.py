@@ -16,6 +16,7 @@ from magi_attention._native.tensors import as_plain, refuse_tangent
 from magi_attention.backends._table import ensure
 from magi_attention.common._arguments import check_int, trying
 from magi_attention.common._derivatives import refuse_second_derivative
+from magi_attention.functional._calls import refusal
 from magi_attention.functional._checks import (
     check_computed_sink,
     check_params,
@@ -256,7 +257,7 @@ class ListedAttention(torch.autograd.Function):
     """out, lse, max_logits and the error word; gradients come through out and lse."""
 
     @staticmethod
-    def forward(ctx, q, k, v, indices, sink, symbol, cap_symbol, block, options, refuse):
+    def forward(ctx, q, k, v, indices, sink, symbol, cap_symbol, block, options):
         symbols = symbol, cap_symbol
         *options, deterministic = options
         out, lse, max_logits, word = kept(
@@ -265,7 +266,7 @@ class ListedAttention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, out, lse, indices, sink, *symbols)
         scale, softcap, layout, _, sm_margin = options
         ctx.params = (block, scale, softcap, layout, sm_margin, deterministic)
-        ctx.refuse = refuse
+        ctx.refuse = refusal()
         ctx.mark_non_differentiable(max_logits, word)
         return out, lse, max_logits, word
 
@@ -281,4 +282,4 @@ class ListedAttention(torch.autograd.Function):
             if ctx.refuse is not None:
                 ctx.refuse(error)
             raise
-        return dq, dk, dv, None, None if sink is None else dsink, *[None] * 5
+        return dq, dk, dv, None, None if sink is None else dsink, *[None] * 4

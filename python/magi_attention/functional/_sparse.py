@@ -144,9 +144,9 @@ def check_own_backend(backend: str | None) -> None:
         )
 
 
-def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple, refuse=None):
+def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple):
     """sink: the tensor or None, and its layout; numbers: softmax_scale, softcap, return_max_logits,
-    sm_margin, deterministic; refuse(error): tells other ranks of an error of the backward.
+    sm_margin, deterministic.
     """
     q, k, v = check_qkv(*qkv)
     softmax_scale, softcap, with_max_logits, sm_margin, deterministic = numbers
@@ -156,7 +156,7 @@ def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple
     scale, softcap, symbols = with_symbols(scale, softcap)
     options = (scale, softcap, layout, with_max_logits, sm_margin, deterministic)
     out, lse, max_logits, word = ListedAttention.apply(
-        *distinct(q, k, v, indices, sink), *symbols, block, options, refuse
+        *distinct(q, k, v, indices, sink), *symbols, block, options
     )
     check_word(word)
     return out, SparseForwardMeta(lse, max_logits if with_max_logits else None, word)

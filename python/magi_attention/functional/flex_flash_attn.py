@@ -13,7 +13,7 @@ from magi_attention._native.attention import Options
 from magi_attention.common._arguments import as_bool, check_int
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env import general
-from magi_attention.functional._calls import is_eager, run
+from magi_attention.functional._calls import is_eager, refusal, run
 from magi_attention.functional._checks import (
     check_params,
     check_qkv,
@@ -66,6 +66,7 @@ class _FlexAttention(torch.autograd.Function):
         symbols = symbol, cap_symbol
         tensors = q, k, v, q_ranges, k_ranges, types, sink
         fixed, ctx.backend = other
+        ctx.refuse = refusal()
         out, lse, max_logits = kept(flex_forward_op, *tensors, *options, *symbols, ctx.backend)
         ctx.save_for_backward(q, k, v, out, lse, q_ranges, k_ranges, types, sink, *symbols)
         scale, softcap, layout, _, sm_margin = options
@@ -75,11 +76,16 @@ class _FlexAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax_logits):
-        refuse_derivatives(dout, dlse)
-        *tensors, sink, symbol, cap_symbol = ctx.saved_tensors
-        dq, dk, dv, dsink = flex_backward_op(
-            dout, dlse, *tensors, sink, *ctx.params, symbol, cap_symbol, ctx.backend
-        )
+        try:
+            refuse_derivatives(dout, dlse)
+            *tensors, sink, symbol, cap_symbol = ctx.saved_tensors
+            dq, dk, dv, dsink = flex_backward_op(
+                dout, dlse, *tensors, sink, *ctx.params, symbol, cap_symbol, ctx.backend
+            )
+        except Exception as error:
+            if ctx.refuse is not None:
+                ctx.refuse(error)
+            raise
         dsink = None if sink is None else dsink
         return dq, dk, dv, None, None, None, dsink, None, None, None, None
 

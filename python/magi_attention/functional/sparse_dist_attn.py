@@ -17,6 +17,7 @@ from magi_attention.common._block_ranges import Blocks, error_word_of_lists
 from magi_attention.common._lru import LruCache
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env.general import is_sanity_check_enable
+from magi_attention.functional._calls import telling
 from magi_attention.functional._checks import check_params, check_qkv, check_shape
 from magi_attention.functional._operators import MAX_BLOCK, check_lists
 from magi_attention.functional._rank_attention import LocalShape, RankAttention
@@ -207,14 +208,14 @@ def attend_to_chosen_keys(
     else:
         k, v = needed.gather((k, v), call, blocks.rows)
     numbers = *numbers, not attention.is_fast_backward
-    if chosen.is_of_rows:
-        options = *numbers[:2], False, 0, numbers[2]
-        lists = local.entries
-        out, meta = attend_to_lists(
-            (q, k, v), lists, chosen.k_size, (None, "sh"), options, needed.refuse
-        )
-    else:
-        out, meta = _attend_to_blocks((q, k, v), chosen, local.entries, numbers, blocks.runs)
+    with telling(needed.refuse):
+        if chosen.is_of_rows:
+            options = *numbers[:2], False, 0, numbers[2]
+            out, meta = attend_to_lists(
+                (q, k, v), local.entries, chosen.k_size, (None, "sh"), options
+            )
+        else:
+            out, meta = _attend_to_blocks((q, k, v), chosen, local.entries, numbers, blocks.runs)
     word = meta.error_word if local.word is None else local.word
     if local.is_missing is None:
         return out, SparseForwardMeta(meta.lse, None, word)
