@@ -104,8 +104,7 @@ struct TilingChoice {
 
 /// The tiling and packing that end first; ties go to the plain grid and to fewer heads.
 TilingChoice choose_tiling(const BackwardProblem& problem, const BackwardTileShape& shape,
-                           std::span<const BandSlice> slices, const BackwardChoice& choice,
-                           const SchedulePolicy& policy) {
+                           std::span<const BandSlice> slices, const BackwardChoice& choice) {
   std::vector<Tiling> tilings;
   for (std::vector<KeyTile>& tiles : key_tilings(problem.rows_k, shape.keys, slices)) {
     tilings.push_back(fill_tiling(std::move(tiles), slices));
@@ -115,7 +114,7 @@ TilingChoice choose_tiling(const BackwardProblem& problem, const BackwardTileSha
   std::int64_t least = 0;
   for (Tiling& tiling : tilings) {
     for (const std::int32_t heads : allowed_packings(problem.heads_q / problem.heads_kv, choice)) {
-      TileCosts costs = cost_tiles(problem, shape, tiling, heads, choice, policy);
+      TileCosts costs = cost_tiles(problem, shape, tiling, heads, choice);
       const std::int64_t time = predicted_time(costs, choice);
       if (best != nullptr && time >= least) continue;
       best = &tiling;
@@ -128,11 +127,10 @@ TilingChoice choose_tiling(const BackwardProblem& problem, const BackwardTileSha
 
 /// The list of the candidate that ends first.
 BackwardList build_searched_list(const BackwardProblem& problem, std::span<const BandSlice> slices,
-                                 const BackwardTileShape& shape, const BackwardChoice& choice,
-                                 const SchedulePolicy& policy) {
+                                 const BackwardTileShape& shape, const BackwardChoice& choice) {
   BackwardProblem awaited = problem;
   if (choice.is_deterministic || problem.coming.is_awaited) awaited.coming = {};
-  auto [tiling, costs] = choose_tiling(awaited, shape, slices, choice, policy);
+  auto [tiling, costs] = choose_tiling(awaited, shape, slices, choice);
   if (costs.walk.is_ordered) cut_global(tiling, costs);
   Schedule schedule = choose_schedule(costs, choice);
   BackwardList list;
@@ -172,13 +170,12 @@ std::int64_t BackwardList::num_slots() const {
 }
 
 BackwardList build_backward_list(const BackwardProblem& problem, std::span<const BandSlice> slices,
-                                 const BackwardTileShape& shape, const BackwardChoice& choice,
-                                 const SchedulePolicy& policy) {
+                                 const BackwardTileShape& shape, const BackwardChoice& choice) {
   check_problem(problem, slices);
   check_choice(problem.heads_q / problem.heads_kv, choice);
   if (choice.is_plain) check_plain(problem, choice);
   BackwardList list = choice.is_plain ? build_plain_list(problem, slices, shape, choice)
-                                      : build_searched_list(problem, slices, shape, choice, policy);
+                                      : build_searched_list(problem, slices, shape, choice);
   list.seen = find_seen_rows(problem.rows_q, problem.rows_k, slices);
   return list;
 }

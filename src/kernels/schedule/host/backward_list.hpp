@@ -8,7 +8,6 @@
 
 #include "kernels/schedule/host/backward_arrivals.hpp"
 #include "kernels/schedule/host/item_order.hpp"
-#include "kernels/schedule/host/schedule_policy.hpp"
 #include "kernels/schedule/host/seen_rows.hpp"
 #include "magi/mask.hpp"
 
@@ -182,7 +181,6 @@ struct BackwardList {
 
 /// Throws InvalidArgument naming what is not allowed.
 BackwardList build_backward_list(const BackwardProblem& problem, std::span<const BandSlice> slices,
-                                 const BackwardTileShape& shape, const BackwardChoice& choice = {},
-                                 const SchedulePolicy& policy = {});
+                                 const BackwardTileShape& shape, const BackwardChoice& choice = {});
 
 }  // namespace magi

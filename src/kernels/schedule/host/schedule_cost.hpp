@@ -79,7 +79,7 @@ std::vector<std::int64_t> count_steps(std::span<const KeyTile> tiles,
 /// q tiles and add to dQ.
 TileCosts cost_tiles(const BackwardProblem& problem, const BackwardTileShape& shape,
                      const Tiling& tiling, std::int32_t packed_heads, const BackwardChoice& choice,
-                     const SchedulePolicy& policy);
+                     const SchedulePolicy& policy = {});
 
 /// An order of the k tiles and how their items are split and handed out.
 struct Schedule {

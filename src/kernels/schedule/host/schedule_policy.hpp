@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 namespace magi {
 
@@ -115,8 +114,5 @@ struct SchedulePolicy {
   /// them: one conversion takes one to one and a half steps. In a tiny list none is left.
   std::int64_t conversion_distance = 3;
 };
-
-/// One line per constant: name = value unit.
-std::string describe(const SchedulePolicy& policy);
 
 }  // namespace magi
