@@ -17,7 +17,7 @@
 #include "magi/mask_builders.hpp"
 #include "magi/plan.hpp"
 #include "plan/cost/even_step.hpp"
-#include "plan/place_for_step.hpp"
+#include "plan/place_rows.hpp"
 #include "plan/travel/queries.hpp"
 
 namespace {

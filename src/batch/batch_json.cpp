@@ -5,7 +5,7 @@
 
 #include "base/check.hpp"
 #include "base/json.hpp"
-#include "batch/report.hpp"
+#include "batch/work.hpp"
 #include "magi/batch.hpp"
 
 namespace magi {

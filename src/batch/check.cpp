@@ -5,7 +5,7 @@
 
 #include "base/math.hpp"
 #include "base/words.hpp"
-#include "batch/report.hpp"
+#include "batch/work.hpp"
 #include "magi/batch.hpp"
 #include "magi/error.hpp"
 

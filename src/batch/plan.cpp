@@ -6,7 +6,7 @@
 
 #include "base/check.hpp"
 #include "batch/pack.hpp"
-#include "batch/report.hpp"
+#include "batch/work.hpp"
 #include "magi/batch.hpp"
 
 namespace magi {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "batch/report.hpp"
-
 #include <algorithm>
 #include <cmath>
 
 #include "batch/slots.hpp"
+#include "batch/work.hpp"
 
 namespace magi::batch {
 namespace {

@@ -71,4 +71,7 @@ Ticks bound_of(const BatchWork& work, const BatchConfig& config, std::int32_t nu
 /// A step that no plan can beat: with more micro-batches than memory needs, the bound only rises.
 double step_bound(const BatchWork& work, const BatchConfig& config);
 
+/// The figures of the parts of a plan; `work` is work_of its samples.
+BatchReport make_report(const BatchPlan& plan, const BatchWork& work);
+
 }  // namespace magi::batch

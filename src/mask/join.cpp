@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "mask/join.hpp"
-
 #include <algorithm>
 #include <tuple>
+
+#include "mask/slice_lists.hpp"
 
 namespace magi {
 namespace {

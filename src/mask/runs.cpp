@@ -5,7 +5,7 @@
 #include "base/check.hpp"
 #include "magi/mask_runs.hpp"
 #include "mask/band_grower.hpp"
-#include "mask/transpose.hpp"
+#include "mask/slice_lists.hpp"
 
 namespace magi {
 namespace {

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/place_for_runs.hpp"
-
 #include <algorithm>
 #include <limits>
 #include <string>
 
 #include "base/check.hpp"
-#include "plan/place_for_step.hpp"
+#include "plan/place_rows.hpp"
 #include "plan/value/runs.hpp"
 
 namespace magi::planner {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/place_for_step.hpp"
-
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
@@ -9,6 +7,7 @@
 
 #include "base/random.hpp"
 #include "plan/cost/timeline.hpp"
+#include "plan/place_rows.hpp"
 #include "plan/placement/chunk_table.hpp"
 #include "plan/value/config.hpp"
 #include "plan/value/runs.hpp"

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/place_keys.hpp"
-
 #include <algorithm>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "mask/transpose.hpp"
+#include "mask/slice_lists.hpp"
+#include "plan/place_rows.hpp"
 #include "plan/placement/classic.hpp"
 #include "plan/tables/layout.hpp"
 #include "plan/tables/needs.hpp"

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "plan/cost/loads.hpp"
-#include "plan/cost/plan_with_loads.hpp"
+#include "plan/cost/report.hpp"
 #include "plan/cost/step_walk.hpp"
 #include "plan/value/config.hpp"
 #include "simulate/strategies.hpp"

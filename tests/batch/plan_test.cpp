@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "batch/batch_support.hpp"
-#include "batch/report.hpp"
+#include "batch/work.hpp"
 #include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 

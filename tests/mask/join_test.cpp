@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "mask/join.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
+#include "mask/slice_lists.hpp"
 #include "support/random_mask.hpp"
 #include "support/random_streams.hpp"
 

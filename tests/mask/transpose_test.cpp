@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "mask/transpose.hpp"
-
 #include <gtest/gtest.h>
 
+#include "mask/slice_lists.hpp"
 #include "support/random_mask.hpp"
 #include "support/random_streams.hpp"
 

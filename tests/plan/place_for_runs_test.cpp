@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/place_for_runs.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 
 #include "magi/error.hpp"
 #include "magi/mask_builders.hpp"
+#include "plan/place_rows.hpp"
 #include "plan/plan_support.hpp"
 
 namespace magi {

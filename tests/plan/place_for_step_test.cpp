@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/place_for_step.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 
 #include "magi/mask_builders.hpp"
 #include "plan/cost/timeline.hpp"
+#include "plan/place_rows.hpp"
 #include "plan/plan_support.hpp"
 #include "support/random_streams.hpp"
 

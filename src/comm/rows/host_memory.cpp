@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "comm/rows/host_sums.hpp"
 #include "comm/rows/row_layout.hpp"
 #include "comm/rows/row_memory.hpp"
 

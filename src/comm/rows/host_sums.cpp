@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/rows/host_sums.hpp"
-
 #include <cstring>
 #include <vector>
 
 #include "base/element.hpp"
 #include "base/lse_merge.hpp"
 #include "comm/rows/row_layout.hpp"
+#include "comm/rows/row_memory.hpp"
 
 namespace magi::comm {
 namespace {

@@ -48,6 +48,9 @@ struct Partials {
   std::span<const TensorView> rounded = {};
 };
 
+/// RowMemory::combine in host memory.
+void combine_on_host(const Partials& partials);
+
 /// The host's memory or a GPU's, where work is enqueued on the given stream.
 class RowMemory {
  public:

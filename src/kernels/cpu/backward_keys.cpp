@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/backward.hpp"
-#include "mask/transpose.hpp"
+#include "mask/slice_lists.hpp"
 
 namespace magi::cpu {
 namespace {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/math.hpp"
-#include "mask/join.hpp"
+#include "mask/slice_lists.hpp"
 #include "plan/tables/received.hpp"
 #include "plan/tables/steps.hpp"
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "mask/join.hpp"
+#include "mask/slice_lists.hpp"
 #include "plan/tables/needs.hpp"
 #include "plan/tables/received.hpp"
 #include "plan/tables/stages.hpp"

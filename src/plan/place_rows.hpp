@@ -2,10 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "magi/plan.hpp"
 
+// Placements beyond those of their names, a source for each.
 namespace magi::planner {
+
+/// Places keys that do not travel with queries of the same row. Auto puts key chunks where placed
+/// queries see most of their rows, largest first, within the count that the config allows a rank;
+/// any other algorithm places the transposed mask.
+Placement place_keys(const Mask& mask, const Placement& placement_q, const PlacementConfig& config);
 
 /// Swaps tried for each chunk: to search for the fastest plan, and to see what may be gained. A
 /// quarter takes a third of a millisecond for 64k rows on 8 ranks and leaves steps some percent
@@ -24,5 +31,15 @@ inline constexpr std::int64_t kFewSwapsPerChunk = 8;
 /// of keys, or more chunks than the work allows.
 Placement place_for_step(const Mask& mask, const PlanConfig& config, const Placement& start,
                          std::int64_t swaps_per_chunk = kSwapsPerChunk);
+
+/// Placements to choose from where runs count (asks_for_runs), those that keep the bound: that of
+/// the config and, if it searches, contiguous rows, the zigzag, the same over larger chunks of two
+/// or more of its chunks, and each of these after place_for_step. All have the same chunks. Throws
+/// InvalidArgument if none keeps it.
+std::vector<Placement> placements_for_runs(const Mask& mask, const PlanConfig& config);
+
+/// Returns those that keep the bound; throws InvalidArgument if none does.
+std::vector<Placement> require_few_runs(const Mask& mask, const PlanConfig& config,
+                                        std::vector<Placement> placements);
 
 }  // namespace magi::planner

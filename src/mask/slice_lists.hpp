@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "magi/band.hpp"
@@ -16,5 +17,15 @@ bool is_continued_by(const BandSlice& slice, const BandSlice& next);
 /// as before. In and out the slices are shrunk; they come back in order of q0, k0, q1, k1 and
 /// bounds. A tile of a kernel that meets two such slices would walk their keys twice.
 void join_neighbours(std::vector<BandSlice>& slices);
+
+/// The same pairs with queries and keys in each other's place.
+inline std::vector<BandSlice> transpose(std::span<const BandSlice> slices) {
+  std::vector<BandSlice> result;
+  result.reserve(slices.size());
+  for (const BandSlice& s : slices) {
+    result.push_back({s.k0, s.k1, s.q0, s.q1, -s.d_max, -s.d_min});
+  }
+  return result;
+}
 
 }  // namespace magi
