@@ -22,13 +22,14 @@ if(CMAKE_CUDA_COMPILER)
                   COMMAND_ERROR_IS_FATAL ANY)
 endif()
 
-# magi_kernels(NAME SOURCES a.cu ... USES layer ... [WAIT_LIMIT_MS 200] [ALSO_FROM 80])
+# magi_kernels(NAME SOURCES a.cu ... USES layer ... [WAIT_LIMIT_MS 200] [ALSO_FROM 80] [FROM 80])
 # Device code: the build fails where ptxas spills registers or serialises matrix products. With a
 # limit, waits of device code that last longer print what they wait for and end the launch
 # (src/cuda/ptx/wait.cuh): the print needs a stack, so such code is not refused for it.
 # ALSO_FROM: PTX for this compute capability is kept too, which drivers compile for later GPUs.
+# FROM: machine code and PTX for this compute capability alone.
 function(magi_kernels name)
-  cmake_parse_arguments(ARG "" "WAIT_LIMIT_MS;ALSO_FROM" "SOURCES;USES" ${ARGN})
+  cmake_parse_arguments(ARG "" "WAIT_LIMIT_MS;ALSO_FROM;FROM" "SOURCES;USES" ${ARGN})
   if(MAGI_DEBUG_WAITS AND NOT ARG_WAIT_LIMIT_MS)
     set(ARG_WAIT_LIMIT_MS 10000)
   endif()
@@ -41,6 +42,9 @@ function(magi_kernels name)
   if(ARG_ALSO_FROM)
     set_target_properties(${name} PROPERTIES
                           CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}-real;${ARG_ALSO_FROM}-virtual")
+  endif()
+  if(ARG_FROM)
+    set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${ARG_FROM}")
   endif()
   if(MAGI_RACECHECK)
     target_compile_definitions(${name} PRIVATE MAGI_RACECHECK)

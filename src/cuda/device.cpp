@@ -19,7 +19,8 @@ DeviceInfo device_info(std::int32_t device) {
   };
   return {.major = attribute(cudaDevAttrComputeCapabilityMajor),
           .minor = attribute(cudaDevAttrComputeCapabilityMinor),
-          .num_sms = attribute(cudaDevAttrMultiProcessorCount)};
+          .num_sms = attribute(cudaDevAttrMultiProcessorCount),
+          .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
 }
 
 std::string device_name(std::int32_t device) {

@@ -12,6 +12,7 @@ struct DeviceInfo {
   std::int32_t major = 0;
   std::int32_t minor = 0;
   std::int32_t num_sms = 0;
+  std::int32_t shared_bytes = 0;  ///< that a CTA may have
 
   bool is_hopper() const { return major == 9 && minor == 0; }
 };

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "cuda/check.hpp"
+#include "cuda/device.hpp"
 
 namespace magi {
 
@@ -18,6 +19,8 @@ namespace magi {
 ///   its end alone: flags tell what it may read;
 /// - that after the making of a list calls it in some of its CTAs, which use the list;
 /// - that which makes dq calls it in its last CTA, where semaphores tell which sums it may read.
+///
+/// Code for GPUs other than Hopper has no such call: there a launch is an ordinary one.
 template <typename Params>
 void launch_ahead(void (*kernel)(Params), dim3 num_ctas, unsigned num_threads,
                   std::size_t shared_bytes, const Params& params, cudaStream_t stream) {
@@ -30,7 +33,7 @@ void launch_ahead(void (*kernel)(Params), dim3 num_ctas, unsigned num_threads,
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.numAttrs = device_info(current_device()).is_hopper() ? 1 : 0;
   cuda_check(cudaLaunchKernelEx(&config, kernel, params), "cudaLaunchKernelEx");
 }
 

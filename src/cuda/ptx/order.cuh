@@ -63,15 +63,20 @@ __device__ __forceinline__ void sleep_ns(unsigned duration) {
 }
 
 /// Lets the next kernel of the stream be launched, if it asks for that, where this grid leaves room
-/// for it: as soon as each CTA has a thread that came here, or has ended.
+/// for it: as soon as each CTA has a thread that came here, or has ended. Code for GPUs before
+/// Hopper has neither this nor the next: nothing is launched ahead there (cuda/launch.cuh).
 __device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 /// Waits until the kernels before this one are done and what they wrote can be read: needed where a
 /// kernel is launched ahead of their end.
 __device__ __forceinline__ void await_kernels_before() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 }  // namespace magi::ptx

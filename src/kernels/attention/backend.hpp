@@ -19,7 +19,7 @@
 //
 //   backend_table, built_in        which backends there are, and which one serves a device
 //   limits, checks, arrivals       what a backend takes; what a problem and a call may be
-//   cpu_backend, sm90_backend      the library's own; device_runs has what those of GPUs share
+//   cpu_backend, kernel_backends   the library's own; device_runs has what those of GPUs share
 //   supplied_*, combine            those of others, and what the library does around them
 //   work, device_slices, device_key_lists, device_block_mask
 //                                  public calls on a GPU: slices of the host; slices, lists of

@@ -13,6 +13,8 @@ const std::shared_ptr<const AttentionBackend>& sm90_backend() {
   return none;
 }
 
+const std::shared_ptr<const AttentionBackend>& mma_backend() { return sm90_backend(); }
+
 void refuse_device(std::int32_t device) {
   throw invalid(
       "q.device", device,

@@ -56,6 +56,11 @@ void launch_poison(const Outcome& outcome, std::initializer_list<PoisonedRows> t
   cuda_check(cudaGetLastError(), "poison_kernel");
 }
 
+__global__ void __launch_bounds__(128) fill_kernel(float* values, int count) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < count) values[i] = -INFINITY;
+}
+
 }  // namespace
 
 PoisonedRows spoiled_rows(const TensorView& tensor) {
@@ -63,6 +68,11 @@ PoisonedRows spoiled_rows(const TensorView& tensor) {
           .num_rows = tensor.shape[0],
           .heads = tensor.shape[1],
           .dim = tensor.rank == 2 ? 1 : tensor.shape[2]};
+}
+
+void fill_no_logits(float* values, int count, cudaStream_t stream) {
+  fill_kernel<<<(count + 127) / 128, 128, 0, stream>>>(values, count);
+  cuda_check(cudaGetLastError(), "fill_kernel");
 }
 
 void poison_unless_held(const BlockListOutcome& outcome,

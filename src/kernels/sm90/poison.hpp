@@ -10,7 +10,7 @@
 #include "kernels/sm90/arguments.hpp"
 
 // Lists made on the device may have no room for a mask. What was computed with such lists is
-// replaced by NaN, which nobody takes for a result.
+// replaced by NaN, which nobody takes for a result. Also what results hold before a call.
 namespace magi::sm90 {
 
 /// Rows [rows, heads, dim].
@@ -21,6 +21,9 @@ struct PoisonedRows {
   std::int64_t dim = 1;
 };
 PoisonedRows spoiled_rows(const TensorView& tensor);
+
+/// Sets `count` floats to -infinity: largest logits before a call.
+void fill_no_logits(float* values, int count, cudaStream_t stream);
 
 /// Enqueues a kernel that writes NaN to at most kMostPoisoned tensors where the lists do not hold,
 /// else nothing.

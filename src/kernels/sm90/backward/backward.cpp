@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -101,6 +102,11 @@ void set_tensors(BackwardParams& params, const BackwardArgs& args, const Backwar
                  void* workspace) {
   const BackwardList& list = state.list;
   if (list.problem.rows_k == 0) return;
+  if (state.instance->config.is(KernelForm::Mma)) {
+    params.tensors = {strided_rows(args.q), strided_rows(args.k), strided_rows(args.v),
+                      strided_rows(half_dout(args, state, workspace))};
+    return;
+  }
   // Without rows of q no tile is loaded; a descriptor needs some address all the same.
   const bool has_rows = list.problem.rows_q > 0;
   const TensorBox query_box{list.packed_heads, list.tile_tokens};
@@ -120,6 +126,7 @@ SeenTiles seen_tiles(const BackwardArgs& args, const BackwardState& state, void*
   seen.queries = parts.seen_queries;
   seen.keys = parts.seen_keys;
   if (parts.tiles_per_list > 0) seen.words_per_list = num_seen_words(seen.rows_k);
+  if (state.instance->config.is(KernelForm::Mma)) return seen;
   const auto pieces_of = [](const TensorView& tensor, std::int32_t heads) {
     const auto shift = std::countr_zero(static_cast<unsigned>(heads));
     return TilePieces{{make_tensor_map(tensor, {heads, unit_tokens(shift)}),
@@ -303,11 +310,15 @@ void launch_unordered(BackwardParams params, const BackwardArgs& args, const Bac
   launch_items(params, state, *instance_for(args, state), LaunchStart::Ahead, stream);
 }
 
-const BackwardInstance* find_instance(const BackwardArgs& args, bool has_softcap) {
-  const auto* instance = find_backward_instance(args.q.dtype, to_int(args.q.shape[2]),
-                                                to_int(args.v.shape[2]), has_softcap);
-  MAGI_CHECK(instance != nullptr);
-  return instance;
+const BackwardInstance* find_instance(std::span<const BackwardInstance> instances,
+                                      const BackwardArgs& args, bool has_softcap) {
+  const auto found = std::ranges::find_if(instances, [&](const BackwardInstance& instance) {
+    const BackwardConfig& config = instance.config;
+    return config.type == args.q.dtype && config.dim_qk >= args.q.shape[2] &&
+           config.dim_v >= args.v.shape[2] && (config.has_softcap || !has_softcap);
+  });
+  MAGI_CHECK(found != instances.end());
+  return std::to_address(found);
 }
 
 }  // namespace
@@ -362,25 +373,27 @@ std::int64_t BackwardState::size_bytes() const {
   return static_cast<std::int64_t>(size);
 }
 
-BackwardState backward_state(const BackwardArgs& args) {
+BackwardState backward_state(std::span<const BackwardInstance> instances,
+                             const BackwardArgs& args) {
   BackwardState state;
-  state.instance = find_instance(args, false);
-  state.softcap_instance = find_instance(args, true);
+  state.instance = find_instance(instances, args, false);
+  state.softcap_instance = find_instance(instances, args, true);
   state.dout_type = args.dout.dtype;
   return state;
 }
 
 std::int32_t count_walkers(const BackwardState& state, std::int32_t device,
                            std::int32_t sm_margin) {
-  return std::max(count_free_sms(device, sm_margin) / state.instance->config.ctas(), 1);
+  const BackwardConfig& config = state.instance->config;
+  return std::max(count_free_sms(device, sm_margin) * config.ctas_per_sm() / config.ctas(), 1);
 }
 
-BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuning,
-                            const InFlightKeys& coming) {
+BackwardState make_backward(std::span<const BackwardInstance> instances, const BackwardArgs& args,
+                            const BackwardTuning& tuning, const InFlightKeys& coming) {
   if (tuning.head_walk > HeadWalk::InTurn) {
     throw invalid("head_walk", static_cast<int>(tuning.head_walk), "ByCost, Together or InTurn");
   }
-  BackwardState state = backward_state(args);
+  BackwardState state = backward_state(instances, args);
   const std::int32_t num_walkers = count_walkers(state, current_device(), tuning.sm_margin);
   state.list = build_backward_list(
       backward_problem(args, num_walkers, coming), args.slices, tile_shape(state.instance->config),

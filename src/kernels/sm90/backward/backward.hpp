@@ -68,9 +68,10 @@ struct BackwardLayout {
 };
 BackwardLayout backward_layout(const BackwardState& state);
 
-/// The list for the problem of `args`, on the current device.
-BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuning,
-                            const InFlightKeys& coming);
+/// The list for the problem of `args`, on the current device, for one of `instances`, which are
+/// ordered by rising dims.
+BackwardState make_backward(std::span<const BackwardInstance> instances, const BackwardArgs& args,
+                            const BackwardTuning& tuning, const InFlightKeys& coming);
 
 /// Enqueues a run whose keys are all there; `workspace` is as long as the layout says.
 void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void* workspace,
@@ -139,7 +140,7 @@ void enqueue_backward(const BackwardArgs& args, const DeviceBackwardCall& call,
 BackwardProblem backward_problem(const BackwardArgs& args, std::int32_t num_ctas,
                                  const InFlightKeys& coming);
 /// The state for tensors like those of `args`, without a list.
-BackwardState backward_state(const BackwardArgs& args);
+BackwardState backward_state(std::span<const BackwardInstance> instances, const BackwardArgs& args);
 BackwardTileShape tile_shape(const BackwardConfig& config);
 /// CTAs, or clusters of them, that take items of the main kernel.
 std::int32_t count_walkers(const BackwardState& state, std::int32_t device, std::int32_t sm_margin);

@@ -64,7 +64,7 @@ BackwardListOnDevice parts_of(void* workspace, const DeviceBackwardCall& call) {
 
 DeviceBackwardCall device_backward_call(const BackwardArgs& args, std::int64_t num_slices,
                                         const DeviceBackwardTuning& tuning) {
-  DeviceBackwardCall call{.state = backward_state(args)};
+  DeviceBackwardCall call{.state = backward_state(backward_instances(), args)};
   call.shape = list_shape(args, num_slices, call.state, tuning);
   call.layout = device_backward_layout(call.shape);
   call.state.list = call.layout.frame;

@@ -22,6 +22,9 @@ enum class KernelForm : std::uint8_t {
   /// under masks of blocks so short that 128 keys would be of several blocks, seen by other rows.
   /// dQ is made by another kernel.
   OwnRows,
+  /// A kernel of kernels/mma: `mma_warps` warps, each with blocks of 32 rows or keys, copy and
+  /// multiply. It reads tensors by address.
+  Mma,
 };
 
 /// Everything that changes registers, shared memory or instructions of a backward instance.
@@ -37,6 +40,7 @@ struct BackwardConfig {
   KernelForm form = KernelForm::Narrow;
   int q_stages = 4;
   int dout_stages = 2;
+  int mma_warps = 4;
 
   int rows = form == KernelForm::Wide ? 128 : 64;  ///< of a q tile
   /// Keys of a k tile that a CTA holds.
@@ -95,7 +99,11 @@ struct BackwardConfig {
   constexpr int step_stages() const { return is(KernelForm::OwnRows) ? 16 : 8; }
   /// Whether a warp of the kernel makes dq of complete sums, where these are ordered: its buffers
   /// take shared memory.
-  constexpr bool has_converter() const { return is_ordered && dim_qk <= 128; }
+  constexpr bool has_converter() const {
+    return is_ordered && dim_qk <= 128 && !is(KernelForm::Mma);
+  }
+  /// CTAs of a multiprocessor.
+  constexpr int ctas_per_sm() const { return is(KernelForm::Mma) ? 8 / mma_warps : 1; }
   /// Columns of dQ that one warpgroup multiplies, of 64 rows.
   constexpr int dq_columns() const { return is(KernelForm::Wide) ? dim_qk : dim_qk / consumers; }
   /// Floats of one warpgroup's part of a dQ sum.

@@ -49,8 +49,9 @@ __device__ __forceinline__ void await_sum(const BackwardParams& params, int q_ti
 
 /// Scaled sums of 64 rows: what thread t of warpgroup w multiplied, as dq_place puts it. In a q
 /// tile of 128 rows each warpgroup multiplied all columns of 64 rows; they lie as if each of the
-/// two had multiplied half of the columns.
-template <int kDim>
+/// two had multiplied half of the columns. kIsMma: sums of kernels/mma, where the chunks of 8
+/// columns follow one another and in each the four elements of all threads.
+template <int kDim, bool kIsMma>
 struct SumRows {
   float4 values[kDim / 16];
 
@@ -63,6 +64,12 @@ struct SumRows {
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
       const int thread = static_cast<int>(threadIdx.x) % 128;
+      if constexpr (kIsMma) {
+        const float* chunk = source + 512 * i + thread;
+        values[i] = make_float4(__ldcs(chunk), __ldcs(chunk + 128), __ldcs(chunk + 256),
+                                __ldcs(chunk + 384));
+        continue;
+      }
       const int place = is_ordered ? dq_place<true>(4 * i, thread) : dq_place<false>(4 * i, thread);
       values[i] = __ldcs(reinterpret_cast<const float4*>(source + place));
     }
@@ -87,7 +94,7 @@ struct SumRows {
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
       int column = first + 8 * i;
-      if constexpr (kDim == 192) {
+      if constexpr (kDim == 192 && !kIsMma) {
         column = dq_column_of_three_panels(warpgroup, 8 * i) + place.column;
       }
       visit(place.row, column, values[i].x, values[i].y);
@@ -109,9 +116,9 @@ struct QueryRow {
   }
 };
 
-template <int kDim>
+template <int kDim, bool kIsMma>
 __device__ __forceinline__ void write_floats(const BackwardParams& params, int part, int group,
-                                             const SumRows<kDim>& sum) {
+                                             const SumRows<kDim, kIsMma>& sum) {
   sum.for_each_pair([&](int r, int column, float x, float y) {
     const QueryRow row(params, part, group, r);
     if (!row.is_inside || column >= params.dq.dim) return;
@@ -124,9 +131,9 @@ __device__ __forceinline__ void write_floats(const BackwardParams& params, int p
 
 /// Writes rows of 16-bit elements through shared memory, so that a row leaves in chunks of 16
 /// bytes.
-template <DType kType, int kDim>
+template <DType kType, int kDim, bool kIsMma>
 __device__ __forceinline__ void write_halves(const BackwardParams& params, int part, int group,
-                                             const SumRows<kDim>& sum) {
+                                             const SumRows<kDim, kIsMma>& sum) {
   constexpr int kRowBytes = 2 * kDim + 16;  // neighbouring rows begin in other banks
   constexpr int kChunks = kDim / 8;
   __shared__ __align__(16) std::uint8_t rows[64 * kRowBytes];
@@ -151,7 +158,7 @@ __device__ __forceinline__ void write_halves(const BackwardParams& params, int p
 /// the groups of the same rows side by side, as they lie in dq. Where the main kernel converts,
 /// only the tiles that it has left. CTAs begin where those of the main kernel have ended: all of
 /// these run by then, so that none waits for a multiprocessor on which a sum is awaited.
-template <DType kType, int kDim, int kParts>
+template <DType kType, int kDim, int kParts, bool kIsMma = false>
 __global__ void __launch_bounds__(kConvertThreads)
     dq_convert_kernel(const __grid_constant__ BackwardParams params) {
   const auto num_groups = static_cast<unsigned>(params.query.heads_q) >> params.query.packed_shift;
@@ -167,16 +174,16 @@ __global__ void __launch_bounds__(kConvertThreads)
   if (is_converted) return;  // the CTA has waited for the main kernel
   const int num_components = __ldcg(params.dq_order.num_components + part / kParts);
   await_sum(params, part / kParts, group, num_components);
-  SumRows<kDim> sum;
+  SumRows<kDim, kIsMma> sum;
   if (num_components == 0) {
     sum.clear();
   } else {
     sum.load(params, static_cast<std::int64_t>(group) * params.query.num_q_tiles * kParts + part);
   }
   if (params.dq.rows.is_float()) {
-    write_floats<kDim>(params, part, group, sum);
+    write_floats(params, part, group, sum);
   } else {
-    write_halves<kType, kDim>(params, part, group, sum);
+    write_halves<kType>(params, part, group, sum);
   }
   // The kernel behind waits for this one alone, which is not to end before the main kernel. One CTA
   // sees to that, and the others make room.

@@ -34,16 +34,4 @@ std::span<const BackwardInstance> backward_instances() {
   return kInstances;
 }
 
-const BackwardInstance* find_backward_instance(DType type, int dim_qk, int dim_v,
-                                               bool has_softcap) {
-  for (const BackwardInstance& instance : backward_instances()) {
-    const BackwardConfig& config = instance.config;
-    if (config.type == type && config.dim_qk >= dim_qk && config.dim_v >= dim_v &&
-        (config.has_softcap || !has_softcap)) {
-      return &instance;
-    }
-  }
-  return nullptr;
-}
-
 }  // namespace magi::sm90

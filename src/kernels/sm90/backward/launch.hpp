@@ -40,7 +40,4 @@ BackwardInstance own_rows_instance(DType type);
 /// The kernels of the library that serve any mask.
 std::span<const BackwardInstance> backward_instances();
 
-/// The first instance for a type that holds both head dims; null when there is none.
-const BackwardInstance* find_backward_instance(DType type, int dim_qk, int dim_v, bool has_softcap);
-
 }  // namespace magi::sm90

@@ -157,6 +157,14 @@ struct SeenTiles {
   TilePieces v;
 };
 
+/// Tensors by address, for kernels that take no descriptors; `dout` of 16-bit elements.
+struct PlainTensors {
+  StridedRows q;
+  StridedRows k;
+  StridedRows v;
+  StridedRows dout;
+};
+
 /// Arguments of a launch, passed by value. NOTE: what every step reads lies in front of the
 /// spans: behind them the same lists ran up to 5 % slower where an item has one head group.
 struct BackwardParams {
@@ -173,6 +181,7 @@ struct BackwardParams {
   InFlightItems coming;
   DqCompletion completion;
   SeenTiles seen;
+  PlainTensors tensors;
 };
 static_assert(sizeof(BackwardParams) <= 4096);
 

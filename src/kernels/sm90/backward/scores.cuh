@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/wgmma.cuh"
 #include "kernels/sm90/arguments.hpp"
 #include "kernels/sm90/backward/shared.cuh"
 #include "kernels/sm90/forward/softmax.cuh"

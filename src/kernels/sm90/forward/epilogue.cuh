@@ -23,12 +23,13 @@ __device__ __forceinline__ void atomic_max(float* address, float value) {
 }
 
 /// Turns O, maxima and sums into out, lse and max_logits, or into the partial rows of a split.
-template <ForwardConfig kC>
+/// `Storage`: shared memory with `weights` and `places`.
+template <ForwardConfig kC, typename Storage = SharedStorage<kC>>
 class Epilogue {
  public:
   /// The epilogue of the item whose place, and where out is staged whose Q tile, is `stage`.
-  __device__ __forceinline__ Epilogue(SharedStorage<kC>& shared, const ForwardParams& params,
-                                      int warpgroup, int stage)
+  __device__ __forceinline__ Epilogue(Storage& shared, const ForwardParams& params, int warpgroup,
+                                      int stage)
       : shared_(shared),
         params_(params),
         place_(ptx::thread_index() % 128),
@@ -184,7 +185,7 @@ class Epilogue {
     ptx::store_commit();
   }
 
-  SharedStorage<kC>& shared_;
+  Storage& shared_;
   const ForwardParams& params_;
   const tile::FragmentPlace place_;
   const int warpgroup_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <memory>
 #include <utility>
 
 #include "base/check.hpp"
@@ -13,6 +14,7 @@
 #include "kernels/schedule/host/split_list.hpp"
 #include "kernels/sm90/conversions.hpp"
 #include "kernels/sm90/forward/combine.hpp"
+#include "kernels/sm90/poison.hpp"
 
 namespace magi::sm90 {
 namespace {
@@ -47,13 +49,20 @@ void set_keys(ForwardParams& params, const ForwardArgs& args, const ListOnDevice
 
 void set_tensors(ForwardParams& params, const ForwardArgs& args, const ForwardList& list,
                  const ListOnDevice& parts, const ForwardConfig& config) {
-  params.q = make_tensor_map(args.q, {list.packed_heads, list.tile_tokens / config.q_parts()});
-  set_keys(params, args, parts, {1, config.keys});
-  if (args.out.dtype == DType::Float32) {
-    params.out_float = strided_rows(args.out);
+  const bool is_float = args.out.dtype == DType::Float32;
+  (is_float ? params.out_float : params.out_half) = strided_rows(args.out);
+  if (config.is_mma) {
+    params.q_rows = strided_rows(args.q);
+    params.k_rows = strided_rows(args.k);
+    params.v_rows = strided_rows(args.v);
+    params.dim_qk = list.problem.dim_qk;
   } else {
-    params.out = make_tensor_map(args.out, {list.packed_heads, kRowsPerStore / list.packed_heads});
-    params.out_half = strided_rows(args.out);
+    params.q = make_tensor_map(args.q, {list.packed_heads, list.tile_tokens / config.q_parts()});
+    set_keys(params, args, parts, {1, config.keys});
+    if (!is_float) {
+      params.out =
+          make_tensor_map(args.out, {list.packed_heads, kRowsPerStore / list.packed_heads});
+    }
   }
   params.lse = strided_rows(args.lse);
   params.sink = sink_rows(args.sink, args.params.sink_layout);
@@ -127,16 +136,17 @@ ForwardProblem forward_problem(const ForwardArgs& args) {
           .cache_bytes = cache_bytes()};
 }
 
-InstanceSet find_instances(const ForwardArgs& args) {
-  const std::int32_t dim_qk = to_int(args.q.shape[2]);
-  const std::int32_t dim_v = to_int(args.v.shape[2]);
-  InstanceSet set;
-  for (const FeatureSet features : {FeatureSet::Plain, FeatureSet::AnyOut, FeatureSet::General}) {
-    set.by_features[static_cast<std::size_t>(features)] =
-        find_forward_instance(args.q.dtype, dim_qk, dim_v, features);
-    MAGI_CHECK(set.of(features) != nullptr);
-  }
-  return set;
+InstanceSet find_instances(std::span<const ForwardInstance> instances, const ForwardArgs& args) {
+  const auto find = [&](FeatureSet features) {
+    const auto found = std::ranges::find_if(instances, [&](const ForwardInstance& instance) {
+      const ForwardConfig& config = instance.config;
+      return config.type == args.q.dtype && config.dim_qk >= args.q.shape[2] &&
+             config.dim_v >= args.v.shape[2] && config.features >= features;
+    });
+    MAGI_CHECK(found != instances.end());
+    return std::to_address(found);
+  };
+  return {{find(FeatureSet::Plain), find(FeatureSet::AnyOut), find(FeatureSet::General)}};
 }
 
 FeatureSet feature_set_of(const ForwardArgs& args) {
@@ -150,11 +160,13 @@ TileShape tile_shape(const ForwardInstance& instance) {
   return {.rows = config.rows(), .keys = config.keys, .trimmed_keys = config.trimmed_keys};
 }
 
-std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::int64_t num_items) {
+std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::int64_t num_items,
+                        std::int32_t ctas_per_sm) {
   if (num_items > kMaxItems) {
     throw invalid("number of work items", num_items, "up to 2^31 - 1025");
   }
-  return to_int(std::min<std::int64_t>(count_free_sms(device, tuning.sm_margin), num_items));
+  const std::int32_t num_ctas = count_free_sms(device, tuning.sm_margin) * ctas_per_sm;
+  return to_int(std::min<std::int64_t>(num_ctas, num_items));
 }
 
 SplitRule split_rule(std::int32_t device, const ForwardTuning& tuning) {
@@ -239,7 +251,8 @@ ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& pr
   state.num_slots = list.num_slots();
   state.num_sources = coming.num_sources;
   state.num_arrival_chunks = coming.num_sections;
-  state.num_ctas = count_ctas(device, tuning, list.num_items());
+  state.num_ctas = count_ctas(device, tuning, list.num_items(),
+                              instances.of(FeatureSet::Plain)->config.ctas_per_sm());
   const auto lists = lists_to_device_sync({std::as_bytes(std::span(list.tiles)),
                                            std::as_bytes(std::span(list.records)),
                                            std::as_bytes(std::span(list.split_tiles))});

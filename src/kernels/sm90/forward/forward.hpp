@@ -63,12 +63,14 @@ struct ListOnDevice {
 };
 
 ForwardProblem forward_problem(const ForwardArgs& args);
-InstanceSet find_instances(const ForwardArgs& args);
+/// Those of `instances`, which are ordered by rising dims and features, for the tensors of `args`.
+InstanceSet find_instances(std::span<const ForwardInstance> instances, const ForwardArgs& args);
 TileShape tile_shape(const ForwardInstance& instance);
 /// The smallest feature set that serves a call.
 FeatureSet feature_set_of(const ForwardArgs& args);
 /// CTAs of a launch; throws InvalidArgument naming sm_margin or the number of items.
-std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::int64_t num_items);
+std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::int64_t num_items,
+                        std::int32_t ctas_per_sm);
 /// Makes a schedule for the device's free SMs; throws InvalidArgument naming what is not allowed.
 SplitRule split_rule(std::int32_t device, const ForwardTuning& tuning);
 /// Bytes of the partial rows of `num_partials` items, and where their parts lie.

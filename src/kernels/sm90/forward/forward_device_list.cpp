@@ -65,7 +65,8 @@ void launch_frame(const ForwardArgs& args, const ForwardList& frame, ListOnDevic
 
 DeviceListCall device_list_call(const ForwardArgs& args, std::int64_t num_slices,
                                 const DeviceListTuning& tuning) {
-  DeviceListCall call{.instances = find_instances(args), .tuning = tuning.forward};
+  DeviceListCall call{.instances = find_instances(forward_instances(), args),
+                      .tuning = tuning.forward};
   call.shape = list_shape(args, num_slices, *call.instances.of(FeatureSet::Plain), tuning);
   call.layout = device_list_layout(call.shape);
   call.workspace_bytes =
@@ -85,7 +86,7 @@ void enqueue_forward(const ForwardArgs& args, const DeviceListCall& call, const 
   const ForwardList& frame = layout.frame;
   if (frame.num_items() > 0) {
     const std::int64_t most_items = frame.num_items() + max_splits(shape, layout);
-    const std::int32_t num_ctas = count_ctas(args.q.device, call.tuning, most_items);
+    const std::int32_t num_ctas = count_ctas(args.q.device, call.tuning, most_items, 1);
     launch_frame(args, frame, parts, call.instances, num_ctas, most_items > frame.num_items(),
                  stream);
   }

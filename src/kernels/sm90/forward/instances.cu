@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cmath>
-
 #include "kernels/sm90/forward/launch.cuh"
 
 namespace magi::sm90 {
@@ -75,30 +73,8 @@ constexpr ForwardInstance kInstances[] = {
     forward_instance<WideInstance<kFp16, kGeneral>>(),
 };
 
-__global__ void __launch_bounds__(128) fill_kernel(float* values, int count) {
-  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i < count) values[i] = -INFINITY;
-}
-
 }  // namespace
 
 std::span<const ForwardInstance> forward_instances() { return kInstances; }
-
-const ForwardInstance* find_forward_instance(DType type, int dim_qk, int dim_v,
-                                             FeatureSet features) {
-  for (const ForwardInstance& instance : kInstances) {
-    const ForwardConfig& config = instance.config;
-    if (config.type == type && config.dim_qk >= dim_qk && config.dim_v >= dim_v &&
-        config.features == features) {
-      return &instance;
-    }
-  }
-  return nullptr;
-}
-
-void fill_no_logits(float* values, int count, cudaStream_t stream) {
-  fill_kernel<<<(count + 127) / 128, 128, 0, stream>>>(values, count);
-  cuda_check(cudaGetLastError(), "fill_kernel");
-}
 
 }  // namespace magi::sm90

@@ -19,11 +19,4 @@ struct ForwardInstance {
 /// The kernels of the library.
 std::span<const ForwardInstance> forward_instances();
 
-/// The first instance for a type that holds both head dims; null when there is none.
-const ForwardInstance* find_forward_instance(DType type, int dim_qk, int dim_v,
-                                             FeatureSet features);
-
-/// Sets `count` floats to -infinity.
-void fill_no_logits(float* values, int count, cudaStream_t stream);
-
 }  // namespace magi::sm90

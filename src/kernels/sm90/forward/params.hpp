@@ -74,6 +74,12 @@ struct ForwardParams {
   /// V, and V of own keys, in windows of half a tile: for tiles that hold keys beside the run's.
   CUtensorMap v_window;
   CUtensorMap own_v_window;
+
+  /// Q, K and V by address, for kernels that take no descriptors.
+  StridedRows q_rows;
+  StridedRows k_rows;
+  StridedRows v_rows;
+  std::int32_t dim_qk = 0;  ///< likewise
 };
 
 }  // namespace magi::sm90

@@ -6,9 +6,9 @@
 #include "base/check.hpp"
 #include "cuda/check.hpp"
 #include "kernels/sm90/conversions.hpp"
-#include "kernels/sm90/forward/launch.hpp"
 #include "kernels/sm90/listed/launch.hpp"
 #include "kernels/sm90/listed/listed_arguments.hpp"
+#include "kernels/sm90/poison.hpp"
 
 namespace magi::sm90 {
 namespace {

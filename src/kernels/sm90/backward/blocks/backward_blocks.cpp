@@ -27,7 +27,7 @@ const BackwardInstance* own_rows_instance_for(DType type) {
 /// The state without a list. At head dims up to 64 the kernel for k tiles of 128 keys has half of
 /// the work of the other; but it adds to dQ in no order.
 BackwardState state_for(const BackwardArgs& args, const BlockMask& mask, bool is_deterministic) {
-  BackwardState state = backward_state(args);
+  BackwardState state = backward_state(backward_instances(), args);
   const bool is_part = mask.k_block % kWideTile != 0;  // of a k tile
   const bool is_faster = is_part && !state.instance->config.is(KernelForm::Wide);
   if ((is_faster || is_deterministic) && args.params.softcap == 0.0 && can_walk(args, mask)) {

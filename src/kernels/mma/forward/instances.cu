@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/check.hpp"
+#include "kernels/mma/forward/kernel.cuh"
+#include "kernels/mma/launch.hpp"
+#include "kernels/sm90/launch.cuh"
+
+namespace magi::mma {
+
+using sm90::FeatureSet;
+
+/// Keys of a k tile for which there are registers: softcaps and maxima need some.
+constexpr int keys_of(int dim_qk, bool is_general) {
+  if (dim_qk == 64) return is_general ? 64 : 96;
+  return is_general && dim_qk < 256 ? 32 : 64;
+}
+
+/// Tiles that two CTAs of a multiprocessor have registers for, and less than 99 KiB, which is what
+/// GPUs of compute capability 8.6, 8.9 and 12.0 have.
+template <DType kType, int kDimQk, int kDimV, FeatureSet kFeatures>
+struct Instance {
+  static constexpr ForwardConfig kConfig{.type = kType,
+                                         .dim_qk = kDimQk,
+                                         .dim_v = kDimV,
+                                         .keys = keys_of(kDimQk, kFeatures == FeatureSet::General),
+                                         .consumers = kDimV == 256 ? 1 : 2,
+                                         .q_stages = 1,
+                                         .trimmed_keys = 0,
+                                         .features = kFeatures,
+                                         .is_mma = true};
+  static_assert(sizeof(ForwardStorage<kConfig>) <= 99 * 1024);
+};
+
+namespace {
+
+template <typename Instance>
+void launch(const ForwardParams& params, int num_ctas, cudaStream_t stream) {
+  constexpr ForwardConfig kC = Instance::kConfig;
+  const int bytes = sm90::grant_storage<ForwardStorage<kC>, forward_kernel<Instance>>();
+  forward_kernel<Instance><<<num_ctas, kForwardThreads, bytes, stream>>>(params);
+  cuda_check(cudaGetLastError(), "mma::forward_kernel");
+}
+
+template <DType kType, int kDimQk, int kDimV, FeatureSet kFeatures>
+constexpr sm90::ForwardInstance instance() {
+  using Of = Instance<kType, kDimQk, kDimV, kFeatures>;
+  return {Of::kConfig, launch<Of>};
+}
+
+constexpr DType kBf16 = DType::BFloat16;
+constexpr DType kFp16 = DType::Float16;
+constexpr FeatureSet kAnyOut = FeatureSet::AnyOut;
+constexpr FeatureSet kGeneral = FeatureSet::General;
+
+// A plain call is served by the kernel for any out: the difference is in the end of an item alone.
+constexpr sm90::ForwardInstance kInstances[] = {
+    instance<kBf16, 64, 64, kAnyOut>(),   instance<kBf16, 64, 64, kGeneral>(),
+    instance<kBf16, 128, 128, kAnyOut>(), instance<kBf16, 128, 128, kGeneral>(),
+    instance<kBf16, 192, 128, kAnyOut>(), instance<kBf16, 192, 128, kGeneral>(),
+    instance<kBf16, 256, 256, kAnyOut>(), instance<kBf16, 256, 256, kGeneral>(),
+    instance<kFp16, 64, 64, kAnyOut>(),   instance<kFp16, 64, 64, kGeneral>(),
+    instance<kFp16, 128, 128, kAnyOut>(), instance<kFp16, 128, 128, kGeneral>(),
+    instance<kFp16, 192, 128, kAnyOut>(), instance<kFp16, 192, 128, kGeneral>(),
+    instance<kFp16, 256, 256, kAnyOut>(), instance<kFp16, 256, 256, kGeneral>(),
+};
+
+}  // namespace
+
+std::span<const sm90::ForwardInstance> forward_instances() { return kInstances; }
+
+}  // namespace magi::mma
