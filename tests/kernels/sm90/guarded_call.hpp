@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <ostream>
+#include <string>
 #include <vector>
 
 #include "magi/attention_cuda.hpp"
@@ -31,6 +32,7 @@ struct CallShape {
 
 /// One call under a mask of slices, against float64.
 struct AttentionCase {
+  std::string backend = {};  ///< its name; empty: the library's choice for the device
   Mask mask = {};
   DType type = DType::BFloat16;
   std::int32_t heads_q = 2;

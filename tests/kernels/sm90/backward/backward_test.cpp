@@ -14,13 +14,15 @@ struct Backward {
   static void ask_for_more(BackwardCase& test) { test.has_dlse = true; }
   static void check(const BackwardCase& test) { check_backward(test); }
 };
-class BackwardTest : public GpuTest,
-                     public ::testing::WithParamInterface<std::tuple<DType, std::int32_t>> {
+class BackwardTest
+    : public GpuTest,
+      public ::testing::WithParamInterface<std::tuple<DType, std::int32_t, const char*>> {
  protected:
   BackwardCase base() const {
     BackwardCase test;
     test.type = std::get<0>(GetParam());
     set_instance_dims(test, std::get<1>(GetParam()));
+    test.backend = std::get<2>(GetParam());
     return test;
   }
 };
@@ -303,7 +305,8 @@ TEST_P(BackwardTest, OneHotAttentionIsExact) {
 
 INSTANTIATE_TEST_SUITE_P(Instances, BackwardTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
-                                            ::testing::Values(64, 128, 192, 256)));
+                                            ::testing::Values(64, 128, 192, 256),
+                                            ::testing::Values("", "mma")));
 
 }  // namespace
 }  // namespace magi::test

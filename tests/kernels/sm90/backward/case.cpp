@@ -6,16 +6,26 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/attention/backend.hpp"
+
 namespace magi::test {
 namespace {
 
 constexpr std::size_t kGuardBytes = 4096;
 
-void run(const BackwardCase& test, const BackwardInputs& inputs, const BackwardWork& work,
+std::shared_ptr<const PreparedBackward> prepare(const BackwardCase& test,
+                                                const BackwardInputs& inputs,
+                                                const BackwardOutputs& outputs) {
+  BackwardArgs args = inputs.args(test);
+  outputs.put_into(args);
+  return find_backend(test.backend, args.q.device)->prepare_backward(args, test.tuning);
+}
+
+void run(const BackwardCase& test, const BackwardInputs& inputs, const PreparedBackward& prepared,
          const GuardedWorkspace& workspace, BackwardOutputs& outputs) {
   BackwardArgs args = inputs.args(test);
   outputs.put_into(args);
-  attention_backward_cuda(args, work, workspace.view(), nullptr);
+  prepared.run(args, workspace.view(), nullptr);
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   outputs.download_sync();
 }
@@ -55,9 +65,9 @@ class Judge {
 }  // namespace
 
 std::ostream& operator<<(std::ostream& stream, const BackwardCase& test) {
-  stream << "seed " << test.seed << ' ' << test.shape() << " packed " << test.tuning.packed_heads
-         << " per item " << test.tuning.heads_per_item << " margin " << test.tuning.sm_margin
-         << (test.tuning.is_deterministic ? "" : " fast") << " walk "
+  stream << test.backend << " seed " << test.seed << ' ' << test.shape() << " packed "
+         << test.tuning.packed_heads << " per item " << test.tuning.heads_per_item << " margin "
+         << test.tuning.sm_margin << (test.tuning.is_deterministic ? "" : " fast") << " walk "
          << static_cast<int>(test.tuning.head_walk) << " section " << test.tuning.section_heads
          << (test.has_float_out ? " float out" : "")
          << (test.has_float_gradients ? " float gradients" : "")
@@ -135,10 +145,8 @@ bool GuardedWorkspace::has_whole_guards() const {
 
 void run_backward_sync(const BackwardCase& test, const BackwardInputs& inputs,
                        BackwardOutputs& outputs) {
-  BackwardArgs args = inputs.args(test);
-  outputs.put_into(args);
-  const BackwardWork work(args, test.tuning);
-  run(test, inputs, work, GuardedWorkspace(work.workspace_bytes()), outputs);
+  const auto prepared = prepare(test, inputs, outputs);
+  run(test, inputs, *prepared, GuardedWorkspace(prepared->workspace_bytes()), outputs);
 }
 
 std::function<void(const BackwardOutputs& seen, Gradients which)> make_judge(
@@ -151,16 +159,14 @@ void check_backward(const BackwardCase& test) {
   SCOPED_TRACE(::testing::Message() << test);
   const BackwardInputs inputs(test);
   BackwardOutputs outputs(test);
-  BackwardArgs args = inputs.args(test);
-  outputs.put_into(args);
-  const BackwardWork work(args, test.tuning);
-  const GuardedWorkspace workspace(work.workspace_bytes());
-  ASSERT_NO_THROW(run(test, inputs, work, workspace, outputs));
+  const auto prepared = prepare(test, inputs, outputs);
+  const GuardedWorkspace workspace(prepared->workspace_bytes());
+  ASSERT_NO_THROW(run(test, inputs, *prepared, workspace, outputs));
   const Judge judge(test, inputs);
   judge.check(outputs, Gradients::All);
   EXPECT_TRUE(workspace.has_whole_guards()) << "memory beside the workspace was written";
   BackwardOutputs again(test);
-  ASSERT_NO_THROW(run(test, inputs, work, workspace, again));
+  ASSERT_NO_THROW(run(test, inputs, *prepared, workspace, again));
   if (test.tuning.is_deterministic) {
     expect_same_gradients(outputs, again);
   } else {

@@ -9,6 +9,7 @@ namespace {
 
 using BackwardMaskTest = GpuTest;
 using BackwardWideMaskTest = GpuTest;
+using BackwardMmaMaskTest = GpuTest;
 
 BackwardTuning random_tuning(RandomStream& random, std::int32_t group) {
   BackwardTuning tuning;
@@ -32,9 +33,10 @@ BackwardTuning random_tuning(RandomStream& random, std::int32_t group) {
   return tuning;
 }
 
-BackwardCase random_case(std::uint64_t seed, std::int32_t instance) {
+BackwardCase random_case(std::uint64_t seed, std::int32_t instance, const char* backend) {
   RandomStream random(seed);
   BackwardCase test;
+  test.backend = backend;
   test.seed = seed;
   RandomMaskOptions options;
   options.max_rows_q = pick(random, {20, 100, 250});
@@ -48,15 +50,18 @@ BackwardCase random_case(std::uint64_t seed, std::int32_t instance) {
   return test;
 }
 
-void check_random_masks(std::int32_t instance) {
+void check_random_masks(std::int32_t instance, const char* backend = "") {
   for_each_random_mask([&](int number) {
-    check_backward(random_case(1000 + static_cast<std::uint64_t>(number), instance));
+    check_backward(random_case(1000 + static_cast<std::uint64_t>(number), instance, backend));
   });
 }
 
 TEST_F(BackwardMaskTest, RandomMasksAgreeWithFloat64) { check_random_masks(128); }
 TEST_F(BackwardWideMaskTest, Dim192MasksAgreeWithFloat64) { check_random_masks(192); }
 TEST_F(BackwardWideMaskTest, Dim256MasksAgreeWithFloat64) { check_random_masks(256); }
+TEST_F(BackwardMmaMaskTest, RandomMasksAgreeWithFloat64) { check_random_masks(128, "mma"); }
+TEST_F(BackwardMmaMaskTest, Dim192MasksAgreeWithFloat64) { check_random_masks(192, "mma"); }
+TEST_F(BackwardMmaMaskTest, Dim256MasksAgreeWithFloat64) { check_random_masks(256, "mma"); }
 
 }  // namespace
 }  // namespace magi::test

@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 
+#include "kernels/attention/backend.hpp"
 #include "support/gpu/device_slices.hpp"
 
 namespace magi::test {
@@ -14,8 +15,10 @@ namespace {
 
 using Call = std::function<void(const ForwardArgs&)>;
 
-void call_with_host_list(const ForwardArgs& args, const ForwardTuning& tuning) {
-  attention_forward_cuda(args, ForwardWork(args, tuning), nullptr);
+void call_with_host_list(const ForwardCase& test, const ForwardArgs& args,
+                         const ForwardTuning& tuning) {
+  const auto backend = find_backend(test.backend, args.q.device);
+  backend->prepare_forward(args, tuning)->run(args, {}, nullptr);
 }
 
 /// With the heads per tile that a list made on the device has where none are asked for: the largest
@@ -60,10 +63,10 @@ void run(const ForwardCase& test, const GuardedInputs& inputs, GuardedOutputs& o
 }  // namespace
 
 std::ostream& operator<<(std::ostream& stream, const ForwardCase& test) {
-  return stream << test.shape() << ", " << test.mask.slices.size() << " slices, float out "
-                << test.has_float_out << ", merging " << test.is_merging << ", packed "
-                << test.tuning.packed_heads << ", splits " << test.tuning.max_pieces << " of "
-                << test.tuning.piece_cost << ", seed " << test.seed;
+  return stream << test.backend << ' ' << test.shape() << ", " << test.mask.slices.size()
+                << " slices, float out " << test.has_float_out << ", merging " << test.is_merging
+                << ", packed " << test.tuning.packed_heads << ", splits " << test.tuning.max_pieces
+                << " of " << test.tuning.piece_cost << ", seed " << test.seed;
 }
 
 void check_forward(const ForwardCase& test) {
@@ -71,13 +74,13 @@ void check_forward(const ForwardCase& test) {
   const GuardedInputs inputs(test.shape(), test.seed, test.magnitude);
   GuardedOutputs outputs(test.shape(), test.out_type());
   const Call with_host_list = [&](const ForwardArgs& args) {
-    call_with_host_list(args, test.tuning);
+    call_with_host_list(test, args, test.tuning);
   };
   const Call with_device_list = [&](const ForwardArgs& args) {
     call_with_device_list(args, test.tuning);
   };
   const Call with_most_heads = [&](const ForwardArgs& args) {
-    call_with_host_list(args, tuning_with_most_heads(test));
+    call_with_host_list(test, args, tuning_with_most_heads(test));
   };
   ASSERT_NO_THROW(run(test, inputs, outputs, with_host_list));
   const auto counts = reference::counts_of(test.mask);
@@ -85,7 +88,7 @@ void check_forward(const ForwardCase& test) {
     outputs.check_head(inputs.dense(head), counts, head, test.has_max_logits);
   }
   // Once more, where ranges can say the mask with a list made on the device.
-  const bool is_typed = typed_ranges(test.mask.slices).has_value();
+  const bool is_typed = test.backend.empty() && typed_ranges(test.mask.slices).has_value();
   const bool has_other_packing = is_typed && test.tuning.packed_heads == 0;
   GuardedOutputs packed(test.shape(), test.out_type());
   if (has_other_packing) {

@@ -2,6 +2,7 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/attention/backend.hpp"
 #include "kernels/sm90/forward/case.hpp"
 #include "kernels/sm90/shared_suite.hpp"
 
@@ -14,14 +15,16 @@ struct Forward {
   static void ask_for_more(ForwardCase& test) { test.has_max_logits = true; }
   static void check(const ForwardCase& test) { check_forward(test); }
 };
-class ForwardTest : public GpuTest,
-                    public ::testing::WithParamInterface<std::tuple<DType, InstanceDims>> {
+using Instance = std::tuple<DType, InstanceDims, const char*>;  ///< and the backend
+
+class ForwardTest : public GpuTest, public ::testing::WithParamInterface<Instance> {
  protected:
   ForwardCase base() const {
     ForwardCase test;
     test.type = std::get<0>(GetParam());
     test.dim_qk = std::get<1>(GetParam()).qk;
     test.dim_v = std::get<1>(GetParam()).v;
+    test.backend = std::get<2>(GetParam());
     return test;
   }
 };
@@ -113,7 +116,7 @@ void check_one_hot(const ForwardCase& base, std::uint64_t seed) {
   args.lse = lse.view(2);
   if (test.has_max_logits) args.max_logits = max_logits.view(1);
   args.params.softmax_scale = 16.0;
-  attention_forward_cuda(args, ForwardWork(args, test.tuning), nullptr);
+  find_backend(test.backend, 0)->prepare_forward(args, test.tuning)->run(args, {}, nullptr);
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   out.download_sync();
   std::size_t i = 0;
@@ -151,7 +154,7 @@ TEST_P(ForwardTest, OneHotAttentionIsExact) {
 
 INSTANTIATE_TEST_SUITE_P(Instances, ForwardTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
-                                            forward_dims()));
+                                            forward_dims(), ::testing::Values("", "mma")));
 
 }  // namespace
 }  // namespace magi::test

@@ -10,10 +10,12 @@ namespace {
 
 using ForwardMaskTest = GpuTest;
 using ForwardWideMaskTest = GpuTest;
+using ForwardMmaMaskTest = GpuTest;
 
-ForwardCase random_case(std::uint64_t seed, std::int32_t instance) {
+ForwardCase random_case(std::uint64_t seed, std::int32_t instance, const char* backend) {
   RandomStream random(seed);
   ForwardCase test;
+  test.backend = backend;
   test.seed = seed;
   RandomMaskOptions options;
   options.max_rows_q = pick(random, {20, 150, 400});
@@ -38,15 +40,18 @@ ForwardCase random_case(std::uint64_t seed, std::int32_t instance) {
   return test;
 }
 
-void check_random_masks(std::int32_t instance) {
+void check_random_masks(std::int32_t instance, const char* backend = "") {
   for_each_random_mask([&](int number) {
-    check_forward(random_case(1000 + static_cast<std::uint64_t>(number), instance));
+    check_forward(random_case(1000 + static_cast<std::uint64_t>(number), instance, backend));
   });
 }
 
 TEST_F(ForwardMaskTest, RandomMasksAgreeWithFloat64) { check_random_masks(128); }
 TEST_F(ForwardWideMaskTest, Dim192MasksAgreeWithFloat64) { check_random_masks(192); }
 TEST_F(ForwardWideMaskTest, Dim256MasksAgreeWithFloat64) { check_random_masks(256); }
+TEST_F(ForwardMmaMaskTest, RandomMasksAgreeWithFloat64) { check_random_masks(128, "mma"); }
+TEST_F(ForwardMmaMaskTest, Dim192MasksAgreeWithFloat64) { check_random_masks(192, "mma"); }
+TEST_F(ForwardMmaMaskTest, Dim256MasksAgreeWithFloat64) { check_random_masks(256, "mma"); }
 
 }  // namespace
 }  // namespace magi::test
