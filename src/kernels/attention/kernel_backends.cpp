@@ -143,11 +143,14 @@ class KernelBackend : public AttentionBackend {
   std::shared_ptr<const PreparedBackward> make_backward(const BackwardArgs& args,
                                                         const BackwardTuning& tuning,
                                                         const InFlightKeys* coming) const {
-    check_problem(family_.backward_limits, args);
+    const KernelFamily& family = family_on(args.q.device);
+    check_problem(family.backward_limits, args);
     if (coming != nullptr) check_in_flight_keys(*coming, args.k.shape[0], args.k.shape[1]);
     const DeviceScope scope(args.q.device);
-    return std::make_shared<const KernelBackward>(family_, args, tuning, coming);
+    return std::make_shared<const KernelBackward>(family, args, tuning, coming);
   }
+  /// The kernels for a device that the backend serves.
+  virtual const KernelFamily& family_on(std::int32_t /*device*/) const { return family_; }
 
  private:
   std::string name_;
@@ -182,23 +185,23 @@ class Sm90Backend final : public KernelBackend {
 class MmaBackend final : public KernelBackend {
  public:
   MmaBackend()
-      : KernelBackend("mma", family_of(mma::forward_instances(), mma::backward_instances())) {}
+      : KernelBackend("mma", family_with(mma::kLargeShared)),
+        small_(family_with(mma::kSmallShared)) {}
 
   bool serves(std::int32_t device) const override {
     return is_device(device) && device_info(device).major >= 8;
   }
-  std::shared_ptr<const PreparedBackward> prepare_backward(
-      const BackwardArgs& args, const BackwardTuning& tuning) const override {
-    const auto prepared = make_backward(args, tuning, nullptr);
-    constexpr std::int32_t kLargestBytes = 146 * 1024;
-    const std::int64_t dim_qk = args.q.shape[2], dim_v = args.v.shape[2];
-    if ((dim_qk > 192 || dim_v > 128) && device_info(args.q.device).shared_bytes < kLargestBytes) {
-      throw invalid("head dims", std::to_string(dim_qk) + " and " + std::to_string(dim_v),
-                    "up to 192 and 128 in a backward on GPUs whose blocks have less than 146 KiB "
-                    "of shared memory");
-    }
-    return prepared;
+
+ private:
+  static KernelFamily family_with(std::size_t shared_bytes) {
+    return family_of(mma::forward_instances(), mma::backward_instances(shared_bytes));
   }
+  const KernelFamily& family_on(std::int32_t device) const override {
+    const auto shared_bytes = static_cast<std::size_t>(device_info(device).shared_bytes);
+    return shared_bytes < mma::kLargeShared ? small_ : KernelBackend::family_on(device);
+  }
+
+  KernelFamily small_;
 };
 
 }  // namespace
@@ -219,7 +222,8 @@ void refuse_device(std::int32_t device) {
   if (device < 0) throw invalid("q.device", device, "a CUDA ordinal");
   if (is_device(device)) {
     throw invalid("q.device", device_name(device),
-                  "GPUs of compute capability 9.0; try: a backend of another package, in Python "
+                  "GPUs of compute capability 9.0, with slices in host memory also later ones and "
+                  "8.x; try: a backend of another package, in Python "
                   "MAGI_ATTENTION_KERNEL_BACKEND=flex");
   }
   throw invalid("q.device", device,

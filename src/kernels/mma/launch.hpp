@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <span>
 
 #include "kernels/sm90/backward/launch.hpp"
@@ -10,7 +11,13 @@
 // side of kernels/sm90 makes their lists and fills their parameters.
 namespace magi::mma {
 
+/// Shared memory of a CTA on GPUs of compute capability 8.6, 8.9 and 12.0; what 8.0 and others
+/// have.
+inline constexpr std::size_t kSmallShared = 99 * 1024;
+inline constexpr std::size_t kLargeShared = 163 * 1024;
+
 std::span<const sm90::ForwardInstance> forward_instances();
-std::span<const sm90::BackwardInstance> backward_instances();
+/// Those for GPUs whose CTAs have so much shared memory: where it is small, none for 256 : 256.
+std::span<const sm90::BackwardInstance> backward_instances(std::size_t shared_bytes);
 
 }  // namespace magi::mma

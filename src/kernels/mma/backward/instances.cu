@@ -7,9 +7,8 @@
 
 namespace magi::mma {
 
-/// Head dims up to 128 take less than 99 KiB, which is what GPUs of compute capability 8.6, 8.9 and
-/// 12.0 have, and leave room for two CTAs on others. Larger ones have eight warps.
-template <DType kType, int kDimQk, int kDimV>
+/// Tiles of kKeys keys by a warp for each 16 of them.
+template <DType kType, int kDimQk, int kDimV, int kKeys>
 struct Instance {
   static constexpr BackwardConfig kConfig{.type = kType,
                                           .dim_qk = kDimQk,
@@ -17,9 +16,9 @@ struct Instance {
                                           .has_softcap = true,
                                           .form = sm90::KernelForm::Mma,
                                           .q_stages = kDimQk > 128 ? 1 : 2,
-                                          .mma_warps = kDimQk > 128 ? 8 : 4,
-                                          .keys = 64};
-  static_assert(kDimQk > 192 || sizeof(BackwardStorage<kConfig>) <= 99 * 1024);
+                                          .dout_stages = kDimQk == 64 || kKeys == 128 ? 2 : 1,
+                                          .mma_warps = kDimQk > 128 ? 8 : kKeys / 16,
+                                          .keys = kKeys};
 };
 
 namespace {
@@ -43,21 +42,34 @@ void convert_dq(const BackwardParams& params, cudaStream_t stream) {
   cuda_check(cudaGetLastError(), "dq_convert_kernel");
 }
 
-template <DType kType, int kDimQk, int kDimV>
+template <DType kType, int kDimQk, int kDimV, int kKeys>
 constexpr sm90::BackwardInstance instance() {
-  using Of = Instance<kType, kDimQk, kDimV>;
+  using Of = Instance<kType, kDimQk, kDimV, kKeys>;
+  constexpr std::size_t kLargest =
+      kDimQk == 192 || kKeys * kDimQk <= 128 * 64 ? kSmallShared : kLargeShared;
+  static_assert(sizeof(BackwardStorage<Of::kConfig>) <= kLargest);
   return {Of::kConfig, launch<Of>, convert_dq<Of>};
 }
 
-constexpr sm90::BackwardInstance kInstances[] = {
-    instance<DType::BFloat16, 64, 64>(),   instance<DType::BFloat16, 128, 128>(),
-    instance<DType::BFloat16, 192, 128>(), instance<DType::BFloat16, 256, 256>(),
-    instance<DType::Float16, 64, 64>(),    instance<DType::Float16, 128, 128>(),
-    instance<DType::Float16, 192, 128>(),  instance<DType::Float16, 256, 256>(),
+constexpr DType kBf16 = DType::BFloat16;
+constexpr DType kFp16 = DType::Float16;
+
+constexpr sm90::BackwardInstance kLarge[] = {
+    instance<kBf16, 64, 64, 64>(),   instance<kBf16, 128, 128, 128>(),
+    instance<kBf16, 192, 128, 64>(), instance<kBf16, 256, 256, 64>(),
+    instance<kFp16, 64, 64, 64>(),   instance<kFp16, 128, 128, 128>(),
+    instance<kFp16, 192, 128, 64>(), instance<kFp16, 256, 256, 64>(),
+};
+constexpr sm90::BackwardInstance kSmall[] = {
+    kLarge[0], instance<kBf16, 128, 128, 64>(), kLarge[2],
+    kLarge[4], instance<kFp16, 128, 128, 64>(), kLarge[6],
 };
 
 }  // namespace
 
-std::span<const sm90::BackwardInstance> backward_instances() { return kInstances; }
+std::span<const sm90::BackwardInstance> backward_instances(std::size_t shared_bytes) {
+  if (shared_bytes < kLargeShared) return kSmall;
+  return kLarge;
+}
 
 }  // namespace magi::mma

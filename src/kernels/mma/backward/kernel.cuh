@@ -14,25 +14,26 @@
 // registers. A step is one q tile of a head group:
 //
 //   barrier | S = Q K^T, P = exp(S - lse), dP = dO V^T, dS = P (dP - delta); P and dS go to shared
-//   memory | barrier | the next Q is loaded, dV += P^T dO | barrier | the next dO is loaded,
-//   dK += dS^T Q, dQ = dS K is added to its sum in device memory
+//   memory | barrier | the next Q and dO are loaded, dV += P^T dO, dK += dS^T Q, dQ = dS K is added
+//   to its sum in device memory
 //
-// With one stage of Q, the next one is loaded behind dK and a barrier. Two CTAs of four warps fill
-// each other's waits.
+// With one stage of dO or Q, the next one is loaded behind dV or dK and a barrier. CTAs of four
+// warps fill each other's waits.
 namespace magi::mma {
 
 template <BackwardConfig kC>
 struct BackwardStorage {
+  static constexpr int kSteps = 4;
   alignas(128) std::uint8_t k[kC.k_bytes()];
   alignas(128) std::uint8_t v[kC.v_bytes()];
   alignas(128) std::uint8_t q[kC.q_stages][kC.q_bytes()];
-  alignas(128) std::uint8_t dout[kC.dout_bytes()];
+  alignas(128) std::uint8_t dout[kC.dout_stages][kC.dout_bytes()];
   alignas(128) std::uint8_t p[kC.score_bytes()];
   alignas(128) std::uint8_t ds[kC.score_bytes()];
   alignas(16) float lse_log2[2][kC.rows];
   alignas(16) float delta[2][kC.rows];
-  // Step n is in slot n % 2: the next one is found while its predecessor is under way.
-  Step steps[2];
+  // Step n is in slot n % kSteps: one is found, one under way, the end of one is told.
+  Step steps[kSteps];
   sm90::ItemInfo item;
   StepState walk;
 };
@@ -66,16 +67,23 @@ class BackwardCta {
 
  private:
   __device__ __forceinline__ StepWalk<kC> walk() const { return {shared_.walk, params_}; }
-  __device__ __forceinline__ static int warp() { return ptx::thread_index() / 32; }
-  __device__ __forceinline__ static int lane() { return ptx::thread_index() % 32; }
+  __device__ __forceinline__ static int warp() { return thread_index() / 32; }
+  __device__ __forceinline__ static int lane() { return thread_index() % 32; }
   /// The warp's first row and first key of S and dP.
   __device__ __forceinline__ static int score_row() { return warp() % kRowWarps * 32; }
   __device__ __forceinline__ static int score_key() { return warp() / kRowWarps * kScoreKeys; }
   __device__ __forceinline__ bool has_softcap() const {
     return params_.softmax.score.cap_scale > 0.0f;
   }
+  __device__ __forceinline__ Step& step_of(int number) const {
+    return shared_.steps[number % BackwardStorage<kC>::kSteps];
+  }
   __device__ __forceinline__ std::uint8_t* queries(int number) const {
     return shared_.q[kC.q_stages == 1 ? 0 : number & 1];
+  }
+
+  __device__ __forceinline__ std::uint8_t* dout(int number) const {
+    return shared_.dout[kC.dout_stages == 1 ? 0 : number & 1];
   }
 
   __device__ __forceinline__ void run_steps() {
@@ -87,25 +95,29 @@ class BackwardCta {
       ptx::copy_wait_all();
       __syncthreads();
       if (threadIdx.x == 0) {
-        if (number > 0) signal(shared_.steps[(number - 1) & 1]);
-        walk().next(shared_.steps[(number + 1) & 1], shared_.item.key_begin);
+        walk().next(step_of(number + 1), shared_.item.key_begin);
+      } else if (threadIdx.x == kThreads - 1 && number > 0) {
+        signal(step_of(number - 1));
       }
       make_scores(number);
       __syncthreads();
-      has_next = (shared_.steps[(number + 1) & 1].flags & kIsEnd) == 0;
+      has_next = (step_of(number + 1).flags & kIsEnd) == 0;
       if (kC.q_stages > 1 && has_next) load_queries(number + 1);
-      gradients_.add_values(shared_.p, shared_.dout);
-      __syncthreads();
-      if (has_next) load_dout(number + 1);
+      if (kC.dout_stages > 1 && has_next) load_dout(number + 1);
+      gradients_.add_values(shared_.p, dout(number));
+      if constexpr (kC.dout_stages == 1) {
+        __syncthreads();
+        if (has_next) load_dout(number + 1);
+      }
       gradients_.add_keys(shared_.ds, queries(number));
       if constexpr (kC.q_stages == 1) {
         __syncthreads();
         if (has_next) load_queries(number + 1);
       }
-      add_dq(shared_.steps[number & 1]);
+      add_dq(step_of(number));
       if (!has_next) {
         __syncthreads();
-        if (threadIdx.x == 0) signal(shared_.steps[number & 1]);
+        if (threadIdx.x == 0) signal(step_of(number));
       }
     }
   }
@@ -151,11 +163,11 @@ class BackwardCta {
     }
   }
   __device__ __forceinline__ void load_queries(int number) const {
-    const Step& step = shared_.steps[number & 1];
+    const Step& step = step_of(number);
     load_rows<kC.dim_qk>(queries(number), step, params_.key_gradients.dim_qk, params_.tensors.q);
     // Sixteen threads copy lse_log2, sixteen delta.
-    if (ptx::thread_index() >= 32) return;
-    const bool is_delta = ptx::thread_index() >= 16;
+    if (thread_index() >= 32) return;
+    const bool is_delta = thread_index() >= 16;
     const std::int64_t row =
         (std::int64_t{step.group} * params_.query.num_q_tiles + step.q_tile) * kC.rows +
         lane() % 16 * 4;
@@ -164,7 +176,7 @@ class BackwardCta {
     ptx::copy_or_clear(ptx::shared_address(target + lane() % 16 * 4), source + row, true);
   }
   __device__ __forceinline__ void load_dout(int number) const {
-    load_rows<kC.dim_v>(shared_.dout, shared_.steps[number & 1], params_.key_gradients.dim_v,
+    load_rows<kC.dim_v>(dout(number), step_of(number), params_.key_gradients.dim_v,
                         params_.tensors.dout);
   }
 
@@ -181,7 +193,7 @@ class BackwardCta {
 
   /// Makes P and dS / softmax_scale of a step, and stores both in 16 bits.
   __device__ __forceinline__ void make_scores(int number) const {
-    const Step& step = shared_.steps[number & 1];
+    const Step& step = step_of(number);
     const float* lse_log2 = shared_.lse_log2[number & 1];
     Scores p;
     spread(p, lse_log2);
@@ -193,7 +205,7 @@ class BackwardCta {
     store(shared_.p, p);
     Scores dp;
     spread(dp, shared_.delta[number & 1]);
-    multiply<kC.dim_v>(dp, shared_.dout, shared_.v);
+    multiply<kC.dim_v>(dp, dout(number), shared_.v);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll

@@ -62,11 +62,9 @@ class KeyGradientBlocks {
   static constexpr int kColumnWarps = kC.mma_warps / kKeyWarps;
   static constexpr int kStride = kStep * kColumnWarps;  ///< between a warp's blocks of columns
 
-  __device__ __forceinline__ static int first_key() {
-    return ptx::thread_index() / 32 % kKeyWarps * 32;
-  }
+  __device__ __forceinline__ static int first_key() { return thread_index() / 32 % kKeyWarps * 32; }
   __device__ __forceinline__ static int first_column() {
-    return ptx::thread_index() / 32 / kKeyWarps * kStep;
+    return thread_index() / 32 / kKeyWarps * kStep;
   }
 
   template <int kFloats>
@@ -84,7 +82,7 @@ class KeyGradientBlocks {
     auto* place =
         reinterpret_cast<float4*>(params_.key_gradients.split_sums +
                                   std::int64_t{item.slot} * kC.keys * (kC.dim_qk + kC.dim_v)) +
-        ptx::thread_index();
+        thread_index();
     auto* values = place + kC.keys * kC.dim_qk / 4;
     if (item.awaited_semaphore >= 0) {
       if (threadIdx.x == 0) {
@@ -136,7 +134,7 @@ class KeyGradientBlocks {
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = first_key() + 16 * i + 8 * half + ptx::thread_index() % 32 / 4;
+        const int row = first_key() + 16 * i + 8 * half + thread_index() % 32 / 4;
         const std::int64_t key = item.key_begin + row;
         // Columns from the warp's first one on.
         const int num_columns = (row < item.num_keys ? dim : 0) - first_column();
@@ -155,7 +153,7 @@ class KeyGradientBlocks {
   template <int kFloats>
   __device__ __forceinline__ void write_floats(const float (&sum)[kFloats], int half,
                                                int num_columns, float* target) const {
-    const int column = ptx::thread_index() % 4 * 2;
+    const int column = thread_index() % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kFloats / 4; ++j) {
       const int place = j / 2 * kStride + j % 2 * 8 + column;
@@ -173,8 +171,8 @@ class KeyGradientBlocks {
       const float* block = sum + 8 * j;
       const float values[8] = {block[0], block[1], block[2], block[3],
                                block[4], block[5], block[6], block[7]};
-      sm90::write_half_row<kC.type>(values, half, ptx::thread_index() % 4 * 2,
-                                    num_columns - kStride * j, target + kStride * j);
+      sm90::write_half_row<kC.type>(values, half, thread_index() % 4 * 2, num_columns - kStride * j,
+                                    target + kStride * j);
     }
   }
 

@@ -30,20 +30,29 @@ struct Step {
   BandSlice band;              ///< the mask, where one is needed
 };
 
-/// How far the walk of a CTA is; in shared memory, as one thread needs it.
-struct StepState {
-  BandSlice band;
-  std::int32_t k_tile;
-  std::int32_t groups_per_item;
-  std::int32_t group_begin;
-  std::int32_t record_begin;
-  std::int32_t record_end;
-  std::int32_t record;
-  std::int32_t index;  ///< of the head group in the item
+/// What changes with each step; one load.
+struct alignas(16) StepCursor {
   std::int32_t tile;   ///< q tile
+  std::int32_t index;  ///< of the head group in the item
   std::int32_t tile_begin;
+  std::int32_t groups_per_item;
+};
+/// What a step is made of beside that; one load.
+struct alignas(16) StepBounds {
   std::int32_t full_begin;
   std::int32_t full_end;
+  std::int32_t group_begin;
+  std::int32_t record;
+};
+
+/// How far the walk of a CTA is; in shared memory, as one thread needs it.
+struct StepState {
+  StepCursor cursor;
+  StepBounds bounds;
+  BandSlice band;
+  std::int32_t k_tile;
+  std::int32_t record_begin;
+  std::int32_t record_end;
   std::int32_t run;           ///< of the record's semaphore runs
   std::int32_t run_begin;     ///< its first q tile
   std::int32_t run_value;     ///< its value
@@ -75,23 +84,28 @@ class StepWalk {
     const int4 tile = __ldg(reinterpret_cast<const int4*>(params_.items.tiles + at_.k_tile));
     item.key_begin = tile.x;
     item.num_keys = tile.y - tile.x;
-    at_.record_begin = at_.record = tile.z;
+    at_.record_begin = at_.bounds.record = tile.z;
     at_.record_end = tile.w;
-    at_.index = 0;
+    at_.cursor.index = 0;
     at_.value_record = -1;
     if (tile.z >= tile.w) return;
     item.flags |= sm90::kHasSteps;
-    start_record(item.key_begin);
-    fill(step);
+    StepCursor cursor = at_.cursor;
+    StepBounds bounds = at_.bounds;
+    start_record(cursor, bounds, item.key_begin);
+    at_.bounds = bounds;
+    fill(step, cursor, bounds);
   }
 
   /// Fills in the item's next step, or says that there is none.
   __device__ __forceinline__ void next(Step& step, std::int32_t key_begin) const {
-    if (!advance(key_begin)) {
+    StepCursor cursor = at_.cursor;
+    StepBounds bounds = at_.bounds;
+    if (!advance(cursor, bounds, key_begin)) {
       step.flags = kIsEnd;
       return;
     }
-    fill(step);
+    fill(step, cursor, bounds);
   }
 
  private:
@@ -105,8 +119,8 @@ class StepWalk {
     const TileSpan& span = params_.items.spans[place.span];
     const SlotUser user{place.tile, place.kv_head};
     at_.k_tile = place.tile;
-    at_.groups_per_item = span.groups_per_item;
-    at_.group_begin = (place.kv_head * span.num_splits + place.split) * span.groups_per_item;
+    at_.cursor.groups_per_item = span.groups_per_item;
+    at_.bounds.group_begin = (place.kv_head * span.num_splits + place.split) * span.groups_per_item;
     item.kv_head = place.kv_head;
     item.flags = (place.split == 0 ? sm90::kFirstSplit : 0) |
                  (place.split + 1 == span.num_splits ? sm90::kLastSplit : 0);
@@ -122,56 +136,64 @@ class StepWalk {
   }
 
   /// Begins at the record's last q tile.
-  __device__ __forceinline__ void start_record(std::int32_t key_begin) const {
-    at_.band = sm90::load_band(params_.items.records + at_.record);
+  __device__ __forceinline__ void start_record(StepCursor& cursor, StepBounds& bounds,
+                                               std::int32_t key_begin) const {
+    at_.band = sm90::load_band(params_.items.records + bounds.record);
     const QueryRun run = query_run(at_.band, key_begin, kC.keys, params_.query.token_shift);
-    at_.tile = run.tile_end - 1;
-    at_.tile_begin = run.tile_begin;
-    at_.full_begin = run.full_begin;
-    at_.full_end = run.full_end;
+    cursor.tile = run.tile_end - 1;
+    cursor.tile_begin = run.tile_begin;
+    bounds.full_begin = run.full_begin;
+    bounds.full_end = run.full_end;
   }
 
   /// Goes on to the next step. Returns false after the last one.
-  __device__ __forceinline__ bool advance(std::int32_t key_begin) const {
+  __device__ __forceinline__ bool advance(StepCursor& cursor, StepBounds& bounds,
+                                          std::int32_t key_begin) const {
     const bool is_group_first = params_.items.is_group_first;
-    if (!is_group_first && ++at_.index < at_.groups_per_item) return true;
-    if (!is_group_first) at_.index = 0;
-    if (--at_.tile >= at_.tile_begin) return true;
-    if (++at_.record == at_.record_end) {
-      if (!is_group_first || ++at_.index == at_.groups_per_item) return false;
-      at_.record = at_.record_begin;
+    if (!is_group_first) {
+      if (++cursor.index < cursor.groups_per_item) return true;
+      cursor.index = 0;
     }
-    start_record(key_begin);
+    if (--cursor.tile >= cursor.tile_begin) return true;
+    if (++bounds.record == at_.record_end) {
+      if (!is_group_first || ++cursor.index == cursor.groups_per_item) return false;
+      bounds.record = at_.record_begin;
+    }
+    start_record(cursor, bounds, key_begin);
+    at_.bounds = bounds;
     return true;
   }
 
-  __device__ __forceinline__ void fill(Step& step) const {
-    const bool is_masked = at_.tile < at_.full_begin || at_.tile >= at_.full_end;
+  __device__ __forceinline__ void fill(Step& step, const StepCursor& cursor,
+                                       const StepBounds& bounds) const {
+    at_.cursor = cursor;
+    const bool is_masked = cursor.tile < bounds.full_begin || cursor.tile >= bounds.full_end;
     step.flags = is_masked ? kIsMasked : 0;
-    step.group = at_.group_begin + at_.index;
-    step.q_tile = at_.tile;
+    step.group = bounds.group_begin + cursor.index;
+    step.q_tile = cursor.tile;
     if (is_masked) step.band = at_.band;
-    if (params_.dq_order.is_ordered) find_value(step);
+    if (params_.dq_order.is_ordered) find_value(step, bounds.record);
   }
 
   /// Finds the semaphore value at which the step may add; see "Ordered sums of dQ" in
   /// docs/kernels/backward.md.
-  __device__ __forceinline__ void find_value(Step& step) const {
+  __device__ __forceinline__ void find_value(Step& step, std::int32_t record) const {
     const sm90::DqOrder& order = params_.dq_order;
-    if (at_.record != at_.value_record || at_.tile > at_.value_tile) {
+    const std::int32_t tile = step.q_tile;
+    if (record != at_.value_record || tile > at_.value_tile) {
       // A record's q tiles come from the last to the first, and so do its runs.
-      at_.value_record = at_.record;
-      at_.run = __ldg(&params_.items.records[at_.record].run_end) - 1;
+      at_.value_record = record;
+      at_.run = __ldg(&params_.items.records[record].run_end) - 1;
       load_run();
     }
-    at_.value_tile = at_.tile;
-    while (at_.run_begin > at_.tile) {
+    at_.value_tile = tile;
+    while (at_.run_begin > tile) {
       --at_.run;
       load_run();
     }
     step.value = at_.run_value;
-    step.semaphore = std::int64_t{step.group} * order.num_semaphores + at_.tile + at_.component;
-    const bool is_alone = __ldg(order.num_components + at_.tile) == 1;
+    step.semaphore = std::int64_t{step.group} * order.num_semaphores + tile + at_.component;
+    const bool is_alone = __ldg(order.num_components + tile) == 1;
     if (is_alone && at_.run_value == 0) step.flags |= kIsFirstOfSum;
   }
   __device__ __forceinline__ void load_run() const {

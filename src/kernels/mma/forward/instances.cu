@@ -11,11 +11,11 @@ using sm90::FeatureSet;
 /// Keys of a k tile for which there are registers: softcaps and maxima need some.
 constexpr int keys_of(int dim_qk, bool is_general) {
   if (dim_qk == 64) return is_general ? 64 : 96;
+  if (dim_qk == 128) return is_general ? 32 : 48;
   return is_general && dim_qk < 256 ? 32 : 64;
 }
 
-/// Tiles that two CTAs of a multiprocessor have registers for, and less than 99 KiB, which is what
-/// GPUs of compute capability 8.6, 8.9 and 12.0 have.
+/// Tiles that two CTAs of a multiprocessor have registers for, and every GPU the shared memory.
 template <DType kType, int kDimQk, int kDimV, FeatureSet kFeatures>
 struct Instance {
   static constexpr ForwardConfig kConfig{.type = kType,
@@ -23,11 +23,12 @@ struct Instance {
                                          .dim_v = kDimV,
                                          .keys = keys_of(kDimQk, kFeatures == FeatureSet::General),
                                          .consumers = kDimV == 256 ? 1 : 2,
+                                         .kv_stages = kDimQk > 128 ? 2 : 4,
                                          .q_stages = 1,
                                          .trimmed_keys = 0,
                                          .features = kFeatures,
                                          .is_mma = true};
-  static_assert(sizeof(ForwardStorage<kConfig>) <= 99 * 1024);
+  static_assert(sizeof(ForwardStorage<kConfig>) <= kSmallShared);
 };
 
 namespace {

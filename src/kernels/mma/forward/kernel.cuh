@@ -10,28 +10,31 @@
 // out = softmax(scale * Q K^T + mask) V and its lse on any GPU since compute capability 8.0: the
 // lists, masks, softmax and results of kernels/sm90/forward, with mma.sync and cp.async.
 //
-// A CTA is four warps. Each has 16 of each 64 rows of the q tile; S, P and O stay in registers. Q,
-// one K and one V tile are in shared memory. A step is one k tile:
+// A CTA is four warps. Each has 16 of each 64 rows of the q tile; S, P and O stay in registers. Q
+// and one or two K and V tiles are in shared memory. A step is one k tile:
 //
-//   K is there | barrier | V is loaded, S = Q K^T | V is there, barrier | the next K is loaded, P
-//   is made of S, O += P V
+//   K and V are there | barrier | the next K and V are loaded, S = Q K^T, P is made of S, O += P V
 //
-// The next K may be that of the next run or item, whose Q is then loaded too. Two CTAs of a
-// multiprocessor fill each other's waits.
+// The next tile may be of the next run or item. An item's Q is loaded behind the last S of the item
+// before it and a barrier. Where there is room for one K and one V, V is loaded before S and the
+// next K behind it and a barrier. Two CTAs of a multiprocessor fill each other's waits.
 namespace magi::mma {
 
 inline constexpr int kForwardThreads = 128;
 
 template <ForwardConfig kC>
 struct ForwardStorage {
+  static constexpr int kRuns = 4;
   alignas(128) std::uint8_t q[kC.q_bytes()];
-  alignas(128) std::uint8_t k[kC.k_bytes()];
-  alignas(128) std::uint8_t v[kC.v_bytes()];
-  // Run n is in slot n % 2: the next one is found while its predecessor is under way.
-  sm90::RunMessage runs[2];
-  int kv_heads[2];  ///< likewise
+  static constexpr int kStages = kC.kv_stages / 2;
+  alignas(128) std::uint8_t k[kStages][kC.k_bytes()];
+  alignas(128) std::uint8_t v[kStages][kC.v_bytes()];
+  // Run n is in slot n % kRuns: one is multiplied, one loaded, one found.
+  sm90::RunMessage runs[kRuns];
+  const std::uint16_t* k_begin[kRuns];  ///< likewise: rows of the run's first tile
+  const std::uint16_t* v_begin[kRuns];
   sm90::RowWeights weights[kC.rows()];
-  sm90::ItemPlace places[kC.q_parts()][2];  ///< of each run's item
+  sm90::ItemPlace places[kC.q_parts()][kRuns];  ///< of each run's item
   WalkState walk;
 };
 
@@ -50,25 +53,38 @@ class ForwardCta {
       find_run(0);
     }
     __syncthreads();
-    load_queries();
-    load_keys();
+    load_queries(0);
+    load_tile<true, kStages == 2>(0, 0, 0);
     while ((present().flags & sm90::kEndOfItems) == 0) {
-      if (tile_ == 0 && (present().flags & sm90::kFirstRun) != 0) begin_item();
-      step();
+      begin_item();
+      int slot = 0;
+      do {
+        if (kKeepsSlot) slot = slot_;
+      } while (!step());
+      write_item(kKeepsSlot ? slot : (slot_ + Storage::kRuns - 1) % Storage::kRuns);
     }
   }
 
  private:
   using Scores = float[kBlocks][kC.keys / 2];
+  using Copied = CopiedRows<kForwardThreads>;
+  static constexpr int kStages = Storage::kStages;
+  /// Whether the slot of an item's last run is kept or computed: found by trial, so that ptxas
+  /// spills no registers.
+  static constexpr bool kKeepsSlot = kC.dim_qk == 128;
 
   __device__ __forceinline__ RunWalk<kC> walk() const { return {shared_.walk, params_}; }
   __device__ __forceinline__ const sm90::RunMessage& present() const { return shared_.runs[slot_]; }
+  __device__ __forceinline__ static int next_of(int slot) { return (slot + 1) % Storage::kRuns; }
 
   /// Finds the next run, and where its item's rows go. By one thread.
   __device__ __forceinline__ void find_run(int slot) const {
     sm90::RunMessage& run = shared_.runs[slot];
     walk().next(run);
-    shared_.kv_heads[slot] = run.head_begin / params_.heads_per_kv;
+    const int kv_head = run.head_begin / params_.heads_per_kv;
+    const int key = run.k_end - kC.keys;
+    shared_.k_begin[slot] = sm90::row_at<std::uint16_t>(params_.k_rows, key, kv_head);
+    shared_.v_begin[slot] = sm90::row_at<std::uint16_t>(params_.v_rows, key, kv_head);
 #pragma unroll
     for (auto& place : shared_.places) place[slot] = {run.token_begin, run.head_begin, run.partial};
   }
@@ -82,62 +98,83 @@ class ForwardCta {
     }
   }
 
-  __device__ __forceinline__ void step() {
-    const int slot = slot_;
-    const int key = tile_key();
-    const bool has_keys = present().num_tiles > 0;
-    const bool is_masked = tile_ < present().full_begin || tile_ >= present().full_end;
-    const bool ends_run = tile_ + 1 >= present().num_tiles;
-    const bool ends_item = ends_run && (present().flags & sm90::kLastRun) != 0;
+  __device__ __forceinline__ bool ends_run() const { return tile_ + 1 >= present().num_tiles; }
+
+  /// Returns whether the item has ended. What is known of the run is read when it is needed: the
+  /// products leave no registers.
+  __device__ __forceinline__ bool step() {
     ptx::copy_wait_all();
     __syncthreads();
-    load_values();
-    if (ends_run && threadIdx.x == 0) find_run(slot ^ 1);
+    if constexpr (kStages == 2) {
+      load_next<true>();
+    } else {
+      load_tile<false, true>(slot_, tile_, 0);
+    }
     Scores scores;
+    const bool has_keys = present().num_tiles > 0;
     if (has_keys) multiply_keys(scores);
-    ptx::copy_wait_all();
-    __syncthreads();
-    slot_ ^= ends_run ? 1 : 0;
-    tile_ = ends_run ? 0 : tile_ + 1;
-    if (ends_item) load_queries();
-    load_keys();
-    if (has_keys) attend(scores, shared_.runs[slot], key, is_masked);
-    if (ends_item) write_item(slot);
+    const bool ends_item = ends_run() && (present().flags & sm90::kLastRun) != 0;
+    if constexpr (kStages == 1) ptx::copy_wait_all();
+    if (kStages == 1 || ends_item) __syncthreads();
+    if (ends_item) load_queries(next_of(slot_));
+    if constexpr (kStages == 1) load_next<false>();
+    if (has_keys) attend(scores);
+    if (kStages == 2) stage_ ^= 1;
+    if (ends_run()) {
+      slot_ = next_of(slot_);
+      tile_ = 0;
+    } else {
+      ++tile_;
+    }
+    return ends_item;
   }
 
-  __device__ __forceinline__ int tile_key() const {
-    return present().k_end - (tile_ + 1) * kC.keys;
-  }
-
-  __device__ __forceinline__ void load_queries() const {
-    const sm90::RunMessage& run = present();
+  __device__ __forceinline__ void load_queries(int slot) const {
+    const sm90::RunMessage& run = shared_.runs[slot];
     if ((run.flags & sm90::kEndOfItems) != 0) return;
     const int num_rows = min(params_.rows_q - run.token_begin, kC.rows()) << params_.packed_shift;
-    copy_tile<kC.rows(), kC.dim_qk>(
+    copy_tile<kC.rows(), kC.dim_qk, 1>(
         shared_.q, params_.dim_qk,
         packed_rows<kForwardThreads>(params_.q_rows, run.token_begin, run.head_begin,
                                      params_.packed_shift),
         [=](int row) { return row < num_rows; });
   }
 
-  /// Loads K or V of the present tile. Keys in front of the run's first are zeros: they weigh 0,
-  /// but what stands there may be NaN.
-  template <int kDim>
-  __device__ __forceinline__ void load_tile(std::uint8_t* tile, const sm90::StridedRows& rows,
-                                            int num_columns) const {
-    const sm90::RunMessage& run = present();
-    if (run.num_tiles == 0) return;
-    const int key = tile_key();
-    const int num_before = run.k0 - key;
-    copy_tile<kC.keys, kDim>(tile, num_columns,
-                             packed_rows<kForwardThreads>(rows, key, shared_.kv_heads[slot_], 0),
-                             [=](int row) { return row >= num_before; });
+  /// Loads K, V or both of a tile; with K, has the next run found where it is the last of its own.
+  /// Keys in front of the run's first are zeros: they weigh 0, but what stands there may be NaN.
+  template <bool kHasKeys, bool kHasValues>
+  __device__ __forceinline__ void load_tile(int slot, int tile, int stage) const {
+    const sm90::RunMessage& run = shared_.runs[slot];
+    if ((run.flags & sm90::kEndOfItems) != 0) return;
+    if (run.num_tiles > 0) {
+      const int num_before = run.k0 - run.k_end + (tile + 1) * kC.keys;
+      const auto is_there = [=](int row) { return row >= num_before; };
+      if constexpr (kHasKeys) {
+        copy_tile<kC.keys, kC.dim_qk>(shared_.k[stage], params_.dim_qk,
+                                      copied(shared_.k_begin[slot], tile, params_.k_rows),
+                                      is_there);
+      }
+      if constexpr (kHasValues) {
+        copy_tile<kC.keys, kC.dim_v>(shared_.v[stage], params_.dim_v,
+                                     copied(shared_.v_begin[slot], tile, params_.v_rows), is_there);
+      }
+    }
+    if (kHasKeys && tile + 1 >= run.num_tiles && threadIdx.x == 0) find_run(next_of(slot));
   }
-  __device__ __forceinline__ void load_keys() const {
-    load_tile<kC.dim_qk>(shared_.k, params_.k_rows, params_.dim_qk);
+
+  template <bool kHasValues>
+  __device__ __forceinline__ void load_next() const {
+    const bool goes_on = !ends_run();
+    load_tile<true, kHasValues>(goes_on ? slot_ : next_of(slot_), goes_on ? tile_ + 1 : 0,
+                                kStages == 2 ? stage_ ^ 1 : 0);
   }
-  __device__ __forceinline__ void load_values() const {
-    load_tile<kC.dim_v>(shared_.v, params_.v_rows, params_.dim_v);
+
+  /// What the thread copies of a tile; `begin`: rows of the run's first one.
+  __device__ __forceinline__ static Copied copied(const std::uint16_t* begin, int tile,
+                                                  const sm90::StridedRows& rows) {
+    const int row = Copied::first() - tile * kC.keys;
+    return {begin + row * rows.row_stride + 8 * (thread_index() % Copied::kChunks),
+            Copied::kPassRows * rows.row_stride};
   }
 
   __device__ __forceinline__ void multiply_keys(Scores& scores) const {
@@ -146,27 +183,32 @@ class ForwardCta {
 #pragma unroll
       for (float& x : block) x = 0.0f;
     }
-    const int warp = ptx::thread_index() / 32;
-    add_product<kC.type, kC.dim_qk / kStep, 64, kStep>(
-        scores, RowsA<kC.rows()>{{shared_.q, 16 * warp, 0}}, RowsB<kC.keys>{{shared_.k, 0, 0}});
+    const int warp = thread_index() / 32;
+    add_product<kC.type, kC.dim_qk / kStep, 64, kStep>(scores,
+                                                       RowsA<kC.rows()>{{shared_.q, 16 * warp, 0}},
+                                                       RowsB<kC.keys>{{shared_.k[stage_], 0, 0}});
   }
 
   /// Turns scores into P and adds P V.
-  __device__ __forceinline__ void attend(Scores& scores, const sm90::RunMessage& run, int key,
-                                         bool is_masked) {
+  __device__ __forceinline__ void attend(Scores& scores) {
+    const sm90::RunMessage& run = present();
+    const bool is_masked = tile_ < run.full_begin || tile_ >= run.full_end;
     std::uint32_t packed[kBlocks][kC.keys / 4];
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       if (is_masked) {
-        sm90::mask_by_run<kC.keys>(scores[i], run, {64 * i, key}, params_.packed_shift);
+        sm90::mask_by_run<kC.keys>(scores[i], run, {64 * i, run.k_end - (tile_ + 1) * kC.keys},
+                                   params_.packed_shift);
       }
-      if (state_[i].template raise_base<kC.keys>(scores[i], params_.score)) {
-        state_[i].rescale_rows(out_[i]);
-      }
+      const bool has_moved = state_[i].template raise_base<kC.keys>(scores[i], params_.score);
+      if (i + 1 < kBlocks && has_moved) state_[i].rescale_rows(out_[i]);
       state_[i].template exponentiate<kC.keys>(scores[i], params_.score);
       tile::pack_fragments<kC.type, kC.keys>(scores[i], packed[i]);
+      // The last time here: a branch keeps the exponentials out of the product's registers.
+      if (i + 1 == kBlocks && has_moved) state_[i].rescale_rows(out_[i]);
     }
-    add_packed_product<kC.type>(out_, packed, ColumnsB<kC.keys>{{shared_.v, 0, 0}});
+    add_product<kC.type, kC.keys / kStep, kStep, kStep>(
+        out_, PackedA<kBlocks, kC.keys / 4>{packed}, ColumnsB<kC.keys>{{shared_.v[stage_], 0, 0}});
   }
 
   __device__ __forceinline__ void write_item(int slot) {
@@ -180,8 +222,9 @@ class ForwardCta {
 
   Storage& shared_;
   const ForwardParams& params_;
-  int slot_ = 0;  ///< of the run whose tile is loaded or multiplied
-  int tile_ = 0;  ///< of the run
+  int slot_ = 0;   ///< of the run whose tile is multiplied
+  int tile_ = 0;   ///< of the run
+  int stage_ = 0;  ///< where it lies
   sm90::RowState<kC> state_[kBlocks];
   float out_[kBlocks][kC.dim_v / 2];
 };

@@ -103,7 +103,9 @@ struct BackwardConfig {
     return is_ordered && dim_qk <= 128 && !is(KernelForm::Mma);
   }
   /// CTAs of a multiprocessor.
-  constexpr int ctas_per_sm() const { return is(KernelForm::Mma) ? 8 / mma_warps : 1; }
+  constexpr int ctas_per_sm() const {
+    return is(KernelForm::Mma) ? (dim_qk == 64 ? 12 : 8) / mma_warps : 1;
+  }
   /// Columns of dQ that one warpgroup multiplies, of 64 rows.
   constexpr int dq_columns() const { return is(KernelForm::Wide) ? dim_qk : dim_qk / consumers; }
   /// Floats of one warpgroup's part of a dQ sum.
