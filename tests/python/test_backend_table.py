@@ -48,7 +48,7 @@ def test_without_a_gpu(machine):
 
 @pytest.mark.parametrize(
     "capability, served",
-    [((9, 0), {"ffa", "fa4", "cudnn", "flex"}), ((10, 0), {"fa4", "cudnn", "flex"}),
+    [((9, 0), {"fa4", "cudnn", "flex"}), ((10, 0), {"fa4", "cudnn", "flex"}),
      ((10, 3), {"fa4", "cudnn", "flex"}), ((11, 0), {"fa4", "flex"}), ((12, 0), {"flex"}),
      ((8, 0), {"flex"}), ((7, 0), set())],
 )  # fmt: skip
@@ -56,7 +56,8 @@ def test_gpus(machine, capability, served):
     rows = machine([(7, 0), capability], "triton", "cudnn.flex_attention",
                    "flash_attn.cute.interface")  # fmt: skip
     assert rows["sdpa"].devices == ("cpu", "cuda:0", "cuda:1")
-    for value in ("ffa", "fa4", "cudnn", "flex"):
+    served = served | {"ffa", "mma"} if capability >= (8, 0) else served
+    for value in ("ffa", "mma", "fa4", "cudnn", "flex"):
         row = rows[value]
         assert ("cuda:1" in row.devices) == (value in served) == (row.reason == "")
         if value not in served:
@@ -67,13 +68,21 @@ def test_gpus(machine, capability, served):
 def test_what_does_not_serve_the_machine_is_refused_with_its_reason(machine):
     machine([(8, 0)], "cudnn.flex_attention")
     with pytest.raises(RuntimeError, match=r"^backend is fa4, but flash-attn-4 is not "
-                                           r"installed; allowed: ffa, sdpa$"):  # fmt: skip
+                                           r"installed; allowed: ffa, mma, sdpa$"):  # fmt: skip
         _table.ensure("fa4")
     with pytest.raises(RuntimeError, match=r"9\.0, 10\.0, 10\.3, of which there are 8.0 here"):
         _table.chosen_by("cudnn")
     assert not _table.is_usable("cudnn") and not _registry.is_registered("cudnn")
     _table.ensure("someone's own")
     assert _table.chosen_by("ffa") is None and _table.chosen_by("cutedsl") is None
+
+
+def test_kernels_for_every_gpu_are_refused_where_there_is_none(machine):
+    machine([(7, 5)])
+    with pytest.raises(RuntimeError, match=r"^backend is mma, but it serves GPUs of compute "
+                                           r"capability 8\.0 or later, of which there are 7\.5 "
+                                           r"here; allowed: ffa, sdpa$"):  # fmt: skip
+        _table.chosen_by("mma")
 
 
 def test_registered_at_the_first_use(machine):

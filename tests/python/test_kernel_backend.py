@@ -161,7 +161,7 @@ def test_a_plan_takes_the_values_of_the_variable_and_refuses_other_names():
     for value in ("sdpa", "sdpa_ol"):
         out, _ = plan.bind(backend=value).calc_attn(*tensors)
         assert torch.equal(out, expected)
-    with pytest.raises(ValueError, match=r"^backend is 'flash'; allowed: ffa, cutedsl, fa4, "):
+    with pytest.raises(ValueError, match=r"^backend is 'flash'; allowed: ffa, cutedsl, mma, "):
         plan.bind(backend="flash")
     plan.bind(backend="cpu")  # the library's own name of a backend
     with backend_cases.registered():

@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 
@@ -49,6 +49,7 @@ _OFFERS = {
         serves_cpu=True,
     ),
 }  # fmt: skip
+MMA = "mma"  # the library's own kernels for every GPU since Ampere, asked for by name
 _BY_VARIABLE = {value: name for name, offer in _OFFERS.items() for value in offer.values}
 
 
@@ -75,8 +76,11 @@ def table() -> list[Row]:
     """
     found = _capabilities()
     own = tuple(f"cuda:{i}" for i, one in enumerate(found) if _own_serves(one))
-    reason = "" if own else _missing_gpu(found, "9.0") or "this library holds no kernels for GPUs"
-    rows = [Row(_registry.OWN[0], _registry.OWN, "magi", version(), "9.0", ("cpu", *own), reason)]
+    about = "magi", version(), _OWN_GPUS
+    rows = [
+        Row(_registry.OWN[0], _registry.OWN, *about, ("cpu", *own), _own_reason()),
+        Row(MMA, (MMA,), *about, own, _own_reason()),
+    ]
     for name, offer in _OFFERS.items():
         reason = _reason(offer)
         served = [f"cuda:{i}" for i, one in enumerate(found) if not reason and offer.serves(one)]
@@ -96,9 +100,11 @@ def chosen_by(name: str) -> str | None:
     if _registry.is_registered(name):
         return name
     found = _BY_VARIABLE.get(name, name)
+    if found == MMA and _own_reason():
+        _refuse(found, _own_reason())
     ensure(found)
     if not _registry.is_known(found):
-        names = ", ".join((*_registry.OWN, *_BY_VARIABLE))
+        names = ", ".join((*_registry.OWN, MMA, *_BY_VARIABLE))
         raise ValueError(
             f"backend is {name!r}; allowed: {names}, or one that you registered; try: python -m "
             "magi_attention, which tells what serves this machine"
@@ -115,9 +121,13 @@ def ensure(name: str | None) -> None:
         return
     reason = "" if offer.serves_cpu else _reason(offer)
     if reason:
-        usable = [row.values[0] for row in table() if row.devices]
-        raise RuntimeError(f"backend is {name}, but {reason}; allowed: {', '.join(usable)}")
+        _refuse(name, reason)
     offer.register()
+
+
+def _refuse(name: str, reason: str) -> NoReturn:
+    usable = [row.values[0] for row in table() if row.devices]
+    raise RuntimeError(f"backend is {name}, but {reason}; allowed: {', '.join(usable)}")
 
 
 def refuse_margin(argument: str, margin: int, name: str | None) -> None:
@@ -140,8 +150,21 @@ def is_repeatable(name: str | None) -> bool:
     return name not in _OFFERS or _OFFERS[name].is_repeatable
 
 
+_OWN_GPUS = "8.0 or later"
+
+
 def _own_serves(capability: tuple[int, int]) -> bool:
-    return f"sm_{capability[0]}{capability[1]}a" in gpu_architectures().split()
+    return capability >= (8, 0) and gpu_architectures() != ""
+
+
+def _own_reason() -> str:
+    """Why the library's own kernels serve no GPU of this process, or ""."""
+    found = _capabilities()
+    if any(map(_own_serves, found)):
+        return ""
+    if any(one >= (8, 0) for one in found):
+        return "this library holds no kernels for GPUs"
+    return _missing_gpu(found, _OWN_GPUS)
 
 
 def _reason(offer: _Offer) -> str:

@@ -118,7 +118,8 @@ class DynamicAttnAlgType(Enum):
 
 class MagiAttentionKernelBackend(Enum):
     """The packages whose kernels compute attention: docs/backends.md. FLEX, torch's FlexAttention,
-    is this package's own addition. CUTEDSL means what FFA does, the library's own.
+    and MMA, the library's own kernels for every GPU since Ampere, are this package's additions.
+    CUTEDSL means what FFA does, the library's own.
     """
 
     FFA = "ffa"
@@ -128,6 +129,7 @@ class MagiAttentionKernelBackend(Enum):
     CUTEDSL = "cutedsl"
     CUDNN = "cudnn"
     FLEX = "flex"
+    MMA = "mma"
 
 
 class MagiAttentionPrecision(Enum):

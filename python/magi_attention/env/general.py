@@ -52,8 +52,8 @@ def is_flatten_head_groups_enable() -> bool:
 
 
 def kernel_backend() -> MagiAttentionKernelBackend:
-    """MAGI_ATTENTION_KERNEL_BACKEND: ffa (default), sdpa, sdpa_ol, fa4, cutedsl, cudnn or flex;
-    docs/backends.md says what each does. The older MAGI_ATTENTION_SDPA_BACKEND and
+    """MAGI_ATTENTION_KERNEL_BACKEND: ffa (default), sdpa, sdpa_ol, fa4, cutedsl, cudnn, flex or
+    mma; docs/backends.md says what each does. The older MAGI_ATTENTION_SDPA_BACKEND and
     MAGI_ATTENTION_FA4_BACKEND are read where it is not set.
     """
     names = tuple(backend.value for backend in MagiAttentionKernelBackend)

@@ -14,6 +14,7 @@ from magi_attention.common._arguments import check_kind
 from magi_attention.env import general
 
 FA4 = _fa4.NAME
+_HOPPER = (9, 0)
 _VARIABLES = tuple(PREFIX + name for name in ("KERNEL_BACKEND", "SDPA_BACKEND", "FA4_BACKEND"))
 
 
@@ -43,6 +44,18 @@ def chosen_backend(backend: str | None) -> str | None:
         return backend_of_environment()
     check_kind("backend", backend, str, "a str, or None")
     return _table.chosen_by(backend)
+
+
+def own_on(device: torch.device) -> str | None:
+    """What the library's own kernels for a device are asked for as. On GPUs other than Hopper masks
+    are read to host memory, as for backends of a name.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) == _HOPPER:
+        return None
+    return _table.MMA
+
+
+own_on._dynamo_marked_constant = True
 
 
 def check_repeatable(name: str | None, told: str) -> None:

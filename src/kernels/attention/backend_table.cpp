@@ -14,13 +14,11 @@ using Backend = std::shared_ptr<const AttentionBackend>;
 class BackendTable {
  public:
   BackendTable() {
-    for (const Backend& backend : {cpu_backend(), sm90_backend()}) {
+    // A Hopper GPU is served by the first that does so, unless the other is asked for.
+    for (const Backend& backend : {cpu_backend(), sm90_backend(), mma_backend()}) {
       if (backend != nullptr) built_in_.push_back(backend);
     }
     backends_ = built_in_;
-    // Serves those that ask for it.
-    if (mma_backend() != nullptr) backends_.push_back(mma_backend());
-    num_own_ = backends_.size();
   }
 
   Backend for_device(std::int32_t device) const {
@@ -51,7 +49,7 @@ class BackendTable {
     Backend removed;  // what it ends may ask for backends: it goes after the lock
     const std::lock_guard lock(mutex_);
     const std::size_t b = place_of(name);
-    if (b < num_own_ || b == backends_.size()) {
+    if (b < built_in_.size() || b == backends_.size()) {
       throw invalid("backend", name, "one that was added");
     }
     removed = std::move(backends_[b]);
@@ -76,8 +74,7 @@ class BackendTable {
     return text;
   }
 
-  std::vector<Backend> built_in_;  ///< those that serve a device without being named
-  std::size_t num_own_ = 0;        ///< the library's, the first of all; like them it never changes
+  std::vector<Backend> built_in_;  ///< the library's, the first of all; never changes
   mutable std::mutex mutex_;
   std::vector<Backend> backends_;
 };
