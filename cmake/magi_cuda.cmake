@@ -27,7 +27,7 @@ endif()
 # limit, waits of device code that last longer print what they wait for and end the launch
 # (src/cuda/ptx/wait.cuh): the print needs a stack, so such code is not refused for it.
 # ALSO_FROM: PTX for this compute capability is kept too, which drivers compile for later GPUs.
-# FROM: machine code and PTX for this compute capability alone.
+# FROM: PTX for this compute capability, and its machine code for that and for Hopper.
 function(magi_kernels name)
   cmake_parse_arguments(ARG "" "WAIT_LIMIT_MS;ALSO_FROM;FROM" "SOURCES;USES" ${ARGN})
   if(MAGI_DEBUG_WAITS AND NOT ARG_WAIT_LIMIT_MS)
@@ -44,7 +44,9 @@ function(magi_kernels name)
                           CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}-real;${ARG_ALSO_FROM}-virtual")
   endif()
   if(ARG_FROM)
-    set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${ARG_FROM}")
+    set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES OFF)
+    target_compile_options(${name} PRIVATE
+      "$<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_${ARG_FROM},code=[sm_${ARG_FROM},sm_90,compute_${ARG_FROM}]>")
   endif()
   if(MAGI_RACECHECK)
     target_compile_definitions(${name} PRIVATE MAGI_RACECHECK)

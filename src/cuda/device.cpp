@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/device.hpp"
 
+#include <cstddef>
+#include <vector>
+
 #include "cuda/check.hpp"
 
 namespace magi {
@@ -11,7 +14,9 @@ std::int32_t device_count() {
   return cuda_forget(cudaGetDeviceCount(&count)) == cudaSuccess ? count : 0;
 }
 
-DeviceInfo device_info(std::int32_t device) {
+namespace {
+
+DeviceInfo read_device_info(std::int32_t device) {
   const auto attribute = [device](cudaDeviceAttr name) {
     int value = 0;
     cuda_check(cudaDeviceGetAttribute(&value, name, device), "cudaDeviceGetAttribute");
@@ -21,6 +26,19 @@ DeviceInfo device_info(std::int32_t device) {
           .minor = attribute(cudaDevAttrComputeCapabilityMinor),
           .num_sms = attribute(cudaDevAttrMultiProcessorCount),
           .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+}
+
+}  // namespace
+
+DeviceInfo device_info(std::int32_t device) {
+  // Each launch asks.
+  static const std::vector<DeviceInfo> known = [] {
+    std::vector<DeviceInfo> infos;
+    for (std::int32_t i = 0; i < device_count(); ++i) infos.push_back(read_device_info(i));
+    return infos;
+  }();
+  const auto index = static_cast<std::size_t>(device);
+  return index < known.size() ? known[index] : read_device_info(device);
 }
 
 std::string device_name(std::int32_t device) {
