@@ -47,8 +47,8 @@ def chosen_backend(backend: str | None) -> str | None:
 
 
 def own_on(device: torch.device) -> str | None:
-    """What the library's own kernels for a device are asked for as. On GPUs other than Hopper masks
-    are read to host memory, as for backends of a name.
+    """The name of the library's own kernels for a device, None on Hopper. Calls with a name read
+    masks to host memory.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) == _HOPPER:
         return None

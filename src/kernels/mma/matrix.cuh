@@ -16,7 +16,7 @@ namespace magi::mma {
 
 inline constexpr int kStep = 16;  ///< of the summed index in one instruction
 
-/// As ptx::thread_index, but known to be no less than 0, so that its quotients are shifts.
+/// Returns ptx::thread_index, known to be no less than 0, so that its quotients are shifts.
 __device__ __forceinline__ int thread_index() {
   const int index = ptx::thread_index();
   __builtin_assume(index >= 0);

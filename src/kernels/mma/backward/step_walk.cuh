@@ -30,14 +30,14 @@ struct Step {
   BandSlice band;              ///< the mask, where one is needed
 };
 
-/// What changes with each step; one load.
+/// The part of a walk that changes with each step; one load.
 struct alignas(16) StepCursor {
   std::int32_t tile;   ///< q tile
   std::int32_t index;  ///< of the head group in the item
   std::int32_t tile_begin;
   std::int32_t groups_per_item;
 };
-/// What a step is made of beside that; one load.
+/// The other numbers that make a step; one load.
 struct alignas(16) StepBounds {
   std::int32_t full_begin;
   std::int32_t full_end;
@@ -45,7 +45,7 @@ struct alignas(16) StepBounds {
   std::int32_t record;
 };
 
-/// How far the walk of a CTA is; in shared memory, as one thread needs it.
+/// The place of a CTA in its walk; in shared memory, as one thread needs it.
 struct StepState {
   StepCursor cursor;
   StepBounds bounds;

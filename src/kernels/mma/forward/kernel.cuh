@@ -169,7 +169,7 @@ class ForwardCta {
                                 kStages == 2 ? stage_ ^ 1 : 0);
   }
 
-  /// What the thread copies of a tile; `begin`: rows of the run's first one.
+  /// The rows of a tile that the thread copies; `begin`: rows of the run's first tile.
   __device__ __forceinline__ static Copied copied(const std::uint16_t* begin, int tile,
                                                   const sm90::StridedRows& rows) {
     const int row = Copied::first() - tile * kC.keys;

@@ -9,7 +9,7 @@ namespace magi::mma {
 using sm90::ForwardConfig;
 using sm90::ForwardParams;
 
-/// How far the walk of a CTA through its items is; in shared memory, as one thread needs it.
+/// The place of a CTA in its walk of items; in shared memory, as one thread needs it.
 struct WalkState {
   sm90::Item item;
   sm90::ItemPart part;
