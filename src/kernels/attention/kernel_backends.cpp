@@ -116,8 +116,8 @@ KernelFamily family_of(std::span<const sm90::ForwardInstance> forward,
 
 class KernelBackend : public AttentionBackend {
  public:
-  KernelBackend(std::string name, KernelFamily family)
-      : name_(std::move(name)), family_(std::move(family)) {}
+  KernelBackend(std::string name, const KernelFamily& family)
+      : name_(std::move(name)), family_(family) {}
 
   const std::string& name() const final { return name_; }
   const AttentionLimits& limits() const final { return family_.limits; }
