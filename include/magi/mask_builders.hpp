@@ -51,11 +51,6 @@ struct DocumentRule {
 Mask mask_from_cu_seqlens(std::span<const std::int32_t> cu_seqlens_q,
                           std::span<const std::int32_t> cu_seqlens_k, const DocumentRule& rule);
 
-/// Steps on one (q, k) pair of ranges, aligned bottom-right: the queries are cut from q.begin on in
-/// groups of `step` (the last may be short), and a group that ends at row e sees the keys from
-/// k.begin up to k.end - (q.end - e), its own group included. One slice per group.
-Mask mask_step(Range q, Range k, std::int32_t step, std::int32_t rows_q, std::int32_t rows_k);
-
 /// Packed documents with steps: inside a document, blocks of `block` queries see all keys up to the
 /// end of their own block. One slice per block.
 Mask mask_block_causal(std::span<const std::int32_t> cu_seqlens, std::int32_t block);
@@ -77,7 +72,7 @@ Mask mask_prefix_tree(std::span<const PrefixTreeNode> nodes);
 /// Packed documents cut in chunks of `chunk`: a query sees its own chunk causally and the
 /// `num_previous` chunks before it fully (0: none, -1: all, which is plain causal). One slice per
 /// chunk, and one for the leading chunks that reach back to the document's start. Queries that see
-/// all of their own chunk are mask_block_causal and mask_step.
+/// all of their own chunk are mask_block_causal.
 Mask mask_chunk_causal(std::span<const std::int32_t> cu_seqlens, std::int32_t chunk,
                        std::int32_t num_previous);
 

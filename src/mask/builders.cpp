@@ -102,16 +102,15 @@ void append_document(Mask& mask, Range q, Range k, const DocumentRule& rule) {
   append(mask, shrink(cut_k(window, {split, k.end})));
 }
 
-void append_steps(Mask& mask, Range q, Range k, std::int32_t step) {
+void append_steps(Mask& mask, Range rows, std::int32_t step) {
   if (step == 1) {
-    append(mask, band_slice(q, k, MaskType::Causal));
+    append(mask, band_slice(rows, rows, MaskType::Causal));
     return;
   }
-  require_room(mask, ceil_div<std::int64_t>(q.size(), step));
-  for (std::int32_t begin = q.begin; begin < q.end;) {
-    const std::int32_t end = begin + std::min(step, q.end - begin);
-    const std::int32_t k_end = std::max(k.begin, k.end - (q.end - end));
-    append(mask, {begin, end, k.begin, k_end});
+  require_room(mask, ceil_div<std::int64_t>(rows.size(), step));
+  for (std::int32_t begin = rows.begin; begin < rows.end;) {
+    const std::int32_t end = begin + std::min(step, rows.end - begin);
+    append(mask, {begin, end, rows.begin, end});
     begin = end;
   }
 }
@@ -175,22 +174,11 @@ Mask mask_from_cu_seqlens(std::span<const std::int32_t> cu_seqlens_q,
   return mask;
 }
 
-Mask mask_step(Range q, Range k, std::int32_t step, std::int32_t rows_q, std::int32_t rows_k) {
-  require_row_counts(rows_q, rows_k);
-  require_range("q range", q, rows_q, "q");
-  require_range("k range", k, rows_k, "k");
-  require_at_least("step", step, 1);
-  Mask mask{rows_q, rows_k, {}};
-  append_steps(mask, q, k, step);
-  return mask;
-}
-
 Mask mask_block_causal(std::span<const std::int32_t> cu_seqlens, std::int32_t block) {
   Mask mask = packed(cu_seqlens);
   require_at_least("block", block, 1);
   for (std::size_t i = 0; i < num_documents(cu_seqlens); ++i) {
-    const Range rows = document(cu_seqlens, i);
-    append_steps(mask, rows, rows, block);
+    append_steps(mask, document(cu_seqlens, i), block);
   }
   return mask;
 }

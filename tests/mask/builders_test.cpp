@@ -233,31 +233,6 @@ TEST(MaskFromCuSeqlens, BadInputIsNamed) {
   EXPECT_EQ(build(good, good, {.window = {-3, 0}}), "window.left is -3; allowed: -1 or more");
 }
 
-TEST(MaskStep, GroupsSeeUpToTheirOwnEnd) {
-  // Pairs after a prefix: queries [4, 10) in groups of 2 on keys [0, 10).
-  const Mask mask = mask_step({4, 10}, {0, 10}, 2, 10, 10);
-  EXPECT_EQ(mask.slices, (std::vector<BandSlice>{{4, 6, 0, 6}, {6, 8, 0, 8}, {8, 10, 0, 10}}));
-  for (int sq = 0; sq <= 8; ++sq) {
-    for (int sk = 0; sk <= 8; ++sk) {
-      for (int step = 1; step <= 9; ++step) {
-        const Range q{1, 1 + sq};
-        const Range k{2, 2 + sk};
-        SCOPED_TRACE(std::to_string(step));
-        expect_pairs(mask_step(q, k, step, 9, 10), [&](int i, int j) {
-          if (i < q.begin || i >= q.end || j < k.begin || j >= k.end) return false;
-          const int group_end = std::min(q.end, q.begin + ((i - q.begin) / step + 1) * step);
-          return j < k.end - (q.end - group_end);
-        });
-      }
-    }
-  }
-  EXPECT_EQ(mask_step({0, 9}, {0, 9}, 1, 9, 9).slices.size(), 1u);
-  EXPECT_EQ(refusal_of([] {
-              mask_step({0, 4}, {0, 4}, 0, 4, 4);
-            }),
-            "step is 0; allowed: 1 or more");
-}
-
 TEST(MaskBlockCausal, BlocksSeeUpToTheirOwnEnd) {
   for (RandomStream& random : testing::RandomStreams(200)) {
     const Ints sums = random_documents(random, 3, 12);
