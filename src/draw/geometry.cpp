@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "draw/geometry.hpp"
 
-#include <cmath>
-
 namespace magi::draw {
 namespace {
 
@@ -63,16 +61,6 @@ Polygon exact_polygon(const BandSlice& slice) {
     append_corner(polygon, keys.begin, i);
   }
   return polygon;
-}
-
-double polygon_area(const Polygon& polygon) {
-  double twice = 0.0;
-  for (std::size_t i = 0; i < polygon.size(); ++i) {
-    const Point& a = polygon[i];
-    const Point& b = polygon[(i + 1) % polygon.size()];
-    twice += a.k * b.q - b.k * a.q;
-  }
-  return std::abs(twice) / 2.0;
 }
 
 }  // namespace magi::draw

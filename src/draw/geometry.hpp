@@ -25,7 +25,4 @@ Polygon smooth_polygon(const BandSlice& slice);
 /// side.
 Polygon exact_polygon(const BandSlice& slice);
 
-/// Area in cells, by the shoelace formula.
-double polygon_area(const Polygon& polygon);
-
 }  // namespace magi::draw

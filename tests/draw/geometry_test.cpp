@@ -3,11 +3,24 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "support/random_mask.hpp"
 #include "support/random_streams.hpp"
 
 namespace magi::draw {
 namespace {
+
+/// Area in cells, by the shoelace formula.
+double polygon_area(const Polygon& polygon) {
+  double twice = 0.0;
+  for (std::size_t i = 0; i < polygon.size(); ++i) {
+    const Point& a = polygon[i];
+    const Point& b = polygon[(i + 1) % polygon.size()];
+    twice += a.k * b.q - b.k * a.q;
+  }
+  return std::abs(twice) / 2.0;
+}
 
 TEST(Geometry, ExactOutlinesHaveTheAreaOfTheirCells) {
   const RandomMaskOptions options;
