@@ -371,16 +371,6 @@ TEST(StepsPicture, ShowsReceivedQueriesAndManyRanks) {
   EXPECT_TRUE(has(many, "the first 8 of 16 ranks"));
 }
 
-TEST(Pictures, EqualInputsGiveEqualBytes) {
-  const Plan plan = small_plan();
-  EXPECT_EQ(mask_picture(plan.mask, &plan.placement_q, "a"),
-            mask_picture(plan.mask, &plan.placement_q, "a"));
-  EXPECT_EQ(placement_picture(plan, "a"), placement_picture(plan, "a"));
-  EXPECT_EQ(traffic_picture(plan, "a"), traffic_picture(plan, "a"));
-  EXPECT_EQ(timeline_picture(plan, "a"), timeline_picture(plan, "a"));
-  EXPECT_EQ(steps_picture(plan, "a"), steps_picture(plan, "a"));
-}
-
 TEST(Xml, TheCheckerFindsFaults) {
   EXPECT_EQ(testing::xml_fault("<a b=\"c\"><d/>e&amp;</a>\n"), "");
   for (const char* bad : {"", "<a>", "<a></b>", "<a b=c/>", "<a b=\"1\" b=\"2\"/>", "<a/><b/>",

@@ -381,38 +381,6 @@ TEST(Simulate, HeadsAreRefusedWhereRanksCannotShareThem) {
             "8 kv heads and 2 ranks have no common divisor between 1 and the largest");
 }
 
-TEST(Simulate, FasterMachinesAreNeverSlower) {
-  const Mask mask = one_document(8192, MaskType::Causal);
-  const PlanConfig config{
-      .num_ranks = 16, .num_heads_q = 64, .num_heads_kv = 16, .overlap_degree = 0};
-  const Cluster base;
-  std::vector<Cluster> faster(4, base);
-  faster[0].node.bytes_per_second *= 2;
-  faster[1].network.bytes_per_second *= 2;
-  faster[2].forward.flops_per_second *= 2;
-  faster[3].network.seconds_per_message = 0.0;
-  Cluster single = base;
-  single.devices_per_node = 16;
-  const auto run = [&](const Cluster& cluster, const std::string& strategy) {
-    return simulate(
-        {.mask = mask, .config = config, .cluster = cluster, .latents = Problem::Latents{64, 16}},
-        strategy);
-  };
-  for (const std::string& strategy : all_strategies()) {
-    SCOPED_TRACE(strategy);
-    if (strategy == "auto_work") continue;  // the cost model chooses, which knows other times
-    const Figures slow = run(base, strategy);
-    ASSERT_EQ(slow.refusal, "");
-    for (const Cluster& cluster : faster) {
-      const Figures fast = run(cluster, strategy);
-      EXPECT_LE(fast.step_seconds(), slow.step_seconds() * (1 + 1e-12));
-    }
-    const Figures one_node = run(single, strategy);
-    EXPECT_EQ(one_node.bytes(LinkClass::Network), 0);
-    EXPECT_GT(slow.bytes(LinkClass::Network), 0);
-  }
-}
-
 /// Packed causal documents of 256 to 16,384 rows.
 Mask random_documents(std::uint64_t seed, std::int32_t rows) {
   RandomStream random(seed);

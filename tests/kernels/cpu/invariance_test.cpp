@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <limits>
 
 #include "kernels/cpu/attention_case.hpp"
 
@@ -192,60 +192,6 @@ TEST(CpuInvariance, FullyMaskedTokensChangeNothingBitwise) {
     *array = rows_of(*array, 200, {0, 150});
   }
   cut.expect_same_bits(run_all(test));
-}
-
-TEST(CpuInvariance, SplittingARangeChangesNothingBeyondRounding) {
-  const Mask whole{130, 160, {{0, 130, 0, 160, -kBandInfinity, 20}}};
-  const Mask split{130,
-                   160,
-                   {{0, 51, 0, 160, -kBandInfinity, 20},
-                    {51, 130, 0, 77, -kBandInfinity, 20},
-                    {51, 130, 77, 160, -kBandInfinity, 20}}};
-  for (const DType dtype : {DType::Float32, DType::Float64}) {
-    const Everything a = run_all(small_case(8, dtype, whole));
-    const Everything b = run_all(small_case(8, dtype, split));
-    EXPECT_TRUE(judge_exact(a.forward.out, b.forward.out, dtype).holds());
-    EXPECT_TRUE(judge_exact(a.forward.lse, b.forward.lse, dtype).holds());
-    EXPECT_EQ(a.forward.max_logits, b.forward.max_logits);
-    EXPECT_TRUE(judge_exact(a.grads.dq, b.grads.dq, dtype).holds());
-    EXPECT_TRUE(judge_exact(a.grads.dk, b.grads.dk, dtype).holds());
-    EXPECT_TRUE(judge_exact(a.grads.dv, b.grads.dv, dtype).holds());
-  }
-}
-
-/// The rows of two causal documents in each other's place.
-std::vector<double> swapped(const std::vector<double>& array, std::int32_t first,
-                            std::int32_t total) {
-  const auto row = static_cast<std::ptrdiff_t>(array.size()) / total;
-  std::vector<double> result = array;
-  std::rotate(result.begin(), result.begin() + first * row, result.end());
-  return result;
-}
-
-TEST(CpuInvariance, PermutingDocumentsPermutesResults) {
-  constexpr std::int32_t kFirst = 70, kTotal = 200;
-  const auto documents = [](std::int32_t cut) {
-    return Mask{
-        kTotal,
-        kTotal,
-        {{0, cut, 0, cut, -kBandInfinity, 0}, {cut, kTotal, cut, kTotal, -kBandInfinity, 0}}};
-  };
-  const AttentionCase test = small_case(9, DType::Float64, documents(kFirst));
-  AttentionCase other = test;
-  other.mask = documents(kTotal - kFirst);
-  for (auto* array : {&other.dense.q, &other.dense.k, &other.dense.v, &other.dout}) {
-    *array = swapped(*array, kFirst, kTotal);
-  }
-  const Everything a = run_all(test), b = run_all(other);
-  const auto same = [&](const std::vector<double>& x, const std::vector<double>& y) {
-    EXPECT_TRUE(judge_exact(swapped(x, kFirst, kTotal), y, DType::Float64).holds());
-  };
-  same(a.forward.out, b.forward.out);
-  same(a.forward.lse, b.forward.lse);
-  same(a.grads.dq, b.grads.dq);
-  same(a.grads.dk, b.grads.dk);
-  same(a.grads.dv, b.grads.dv);
-  EXPECT_EQ(a.forward.max_logits, b.forward.max_logits);
 }
 
 /// A slice per pair: as many records as pairs.

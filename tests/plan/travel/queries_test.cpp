@@ -69,22 +69,6 @@ TEST(MovingQueries, RowsInOrderAreEvenWhateverTheDocuments) {
   }
 }
 
-TEST(MovingQueries, AutoIsNeverSlowerThanKeysAlone) {
-  for (const auto& [heads_q, heads_kv] : {std::pair(32, 32), std::pair(64, 8)}) {
-    for (const std::optional<std::int32_t> degree : {std::optional<std::int32_t>{}, {0}, {1}}) {
-      for (const auto& ends :
-           {std::vector<std::int32_t>{0, 16384}, {0, 3000, 3500, 9000, 9100, 9200, 16384}}) {
-        PlanConfig config{.num_ranks = 8, .num_heads_q = heads_q, .num_heads_kv = heads_kv};
-        config.overlap_degree = degree;
-        const Mask mask = documents(ends);
-        const double keys = step_seconds(make_plan(mask, config));
-        config.work = WorkMode::Auto;
-        EXPECT_LE(step_seconds(make_plan(mask, config)), keys);
-      }
-    }
-  }
-}
-
 /// Packed causal documents of 65,536 rows, from 128 to 32,768 rows.
 Mask random_documents(std::uint64_t seed) {
   RandomStream random(seed);
