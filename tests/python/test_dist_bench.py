@@ -11,7 +11,7 @@ import pytest
 from ranks import launch
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
+sys.path.append(str(BENCH))
 dist_plots = pytest.importorskip("dist_plots", reason="the benches are not here")
 dist_timeline = pytest.importorskip("dist_timeline")
 

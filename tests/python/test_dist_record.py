@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 dist_record = pytest.importorskip(
     "dist_record", reason="the benches are not here", exc_type=ModuleNotFoundError
 )

@@ -5,7 +5,7 @@ import pathlib
 import sys
 from xml.etree import ElementTree
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "bench"))
 
 import peer_plots
 

@@ -20,7 +20,7 @@ from magi_attention.plan import Plan
 from magi_attention.training import ModelShape, Training, causal_memory, longest_sequence
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
+sys.path.append(str(BENCH))
 bench = pytest.importorskip("memory", reason="the benches are not here")
 ROWS = 512
 trainings = pytest.importorskip("distributed.trainings")
