@@ -80,6 +80,9 @@ def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
         # Another rank may still be about to connect in a group whose making has ended here.
         with contextlib.suppress(RuntimeError):  # ranks that are being stopped
             dist.barrier(groups[size])
+        megatron = sys.modules.get("megatron.core.parallel_state")
+        if megatron is not None and megatron.model_parallel_is_initialized():
+            megatron.destroy_model_parallel()  # which keeps the groups of its case until the next
         _end_groups_but(kept)
         if "magi_attention._group_holders" in sys.modules:  # lets go when it sees another group
             sys.modules["magi_attention._group_holders"].note_group(groups[size])

@@ -71,8 +71,6 @@ def recomputing_on_cpu():
 
 def start(cp_size: int) -> dist.ProcessGroup:
     """Megatron's groups over all processes, and this one's context parallel group."""
-    if parallel_state.model_parallel_is_initialized():
-        parallel_state.destroy_model_parallel()  # groups end with the case that made them
     parallel_state.initialize_model_parallel(context_parallel_size=cp_size)
     return parallel_state.get_context_parallel_group()
 
