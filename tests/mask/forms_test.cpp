@@ -3,24 +3,19 @@
 
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include "base/random.hpp"
 #include "magi/mask_builders.hpp"
 #include "magi/mask_runs.hpp"
-#include "support/random_mask.hpp"
-#include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
 namespace magi {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::describe;
 using Numbers = std::vector<std::int32_t>;
 
 std::string read(const fs::path& path) {
@@ -42,24 +37,7 @@ std::string json_of(const Numbers& numbers) {
   return (numbers.empty() ? "[" : text.str()) + "]";
 }
 
-std::string json_of(const std::vector<Numbers>& rows) {
-  std::string text = "[";
-  for (const Numbers& row : rows) text += (text == "[" ? "" : ", ") + json_of(row);
-  return text + "]";
-}
-
-/// Whether the mask holds exactly the pairs for which `is_seen` is true, each once.
-void expect_pairs(const Mask& mask, const std::function<bool(std::int32_t, std::int32_t)>& is_seen,
-                  const std::string& seed_and_text) {
-  const auto counts = expand(mask);
-  std::size_t cell = 0;
-  for (std::int32_t row = 0; row < mask.rows_q; ++row) {
-    for (std::int32_t key = 0; key < mask.rows_k; ++key) {
-      ASSERT_EQ(counts[cell++], is_seen(row, key) ? 1 : 0)
-          << "row " << row << " key " << key << " of " << seed_and_text << describe(mask);
-    }
-  }
-}
+// tests/python compares each form with its definition, pair by pair.
 
 /// Files that users start from, and what the Python package's own builders make of them.
 TEST(MaskForms, ExamplesHoldTheRecordedSlices) {
@@ -75,75 +53,6 @@ TEST(MaskForms, ExamplesHoldTheRecordedSlices) {
     ++num_files;
   }
   EXPECT_GE(num_files, 12);
-}
-
-TEST(MaskForms, DocumentIdsByTheirDefinition) {
-  for (RandomStream& random : testing::RandomStreams(500)) {
-    Numbers ids;
-    for (std::int32_t rows = random.between(0, 14); rows > 0; --rows) {
-      ids.push_back(random.between(0, 3));
-    }
-    const bool is_causal = random.between(0, 1) == 1;
-    const std::string text = R"({"form": "document_ids", "document_ids": )" + json_of(ids) +
-                             R"(, "padding_id": 0, "causal": )" + (is_causal ? "true}" : "false}");
-    expect_pairs(
-        mask_from_json(text),
-        [&](std::int32_t row, std::int32_t key) {
-          const std::int32_t id = ids[static_cast<std::size_t>(row)];
-          return id != 0 && id == ids[static_cast<std::size_t>(key)] && (key <= row || !is_causal);
-        },
-        text);
-  }
-}
-
-TEST(MaskForms, FlashMaskByItsDefinition) {
-  for (RandomStream& random : testing::RandomStreams(500)) {
-    const bool is_causal = random.between(0, 1) == 1;
-    const std::int32_t width = (is_causal ? 1 : 2) * random.between(1, 2);
-    const std::int32_t rows = random.between(0, 9);
-    std::vector<Numbers> columns(static_cast<std::size_t>(random.between(1, 9)));
-    for (Numbers& column : columns) {
-      for (std::int32_t i = 0; i < width; ++i) column.push_back(random.between(0, rows));
-    }
-    const std::string text = R"({"form": "flashmask", "startend_row_indices": )" +
-                             json_of(columns) + R"(, "rows_q": )" + std::to_string(rows) +
-                             R"(, "causal": )" + (is_causal ? "true}" : "false}");
-    expect_pairs(
-        mask_from_json(text),
-        [&](std::int32_t row, std::int32_t key) {
-          const Numbers& b = columns[static_cast<std::size_t>(key)];
-          const auto is_in = [&](std::size_t begin, std::int32_t end) {
-            return b[begin] <= row && row < end;
-          };
-          if (is_causal) return key <= row && !is_in(0, width == 1 ? rows : b[1]);
-          if (width == 2) return !is_in(0, rows) && row >= b[1];
-          return !is_in(0, b[1]) && !is_in(2, b[3]);
-        },
-        text);
-  }
-}
-
-TEST(MaskForms, IntervalEndsByTheirDefinition) {
-  for (RandomStream& random : testing::RandomStreams(500)) {
-    const std::int32_t rows = random.between(0, 9), keys = random.between(0, 9);
-    std::vector<Numbers> ends(static_cast<std::size_t>(1 + 2 * random.between(0, 2)));
-    for (Numbers& row : ends) {
-      for (std::int32_t i = 0; i < rows; ++i) row.push_back(random.between(0, keys));
-    }
-    const std::string text = R"({"form": "interval_ends", "ends": )" + json_of(ends) +
-                             R"(, "rows_k": )" + std::to_string(keys) + "}";
-    expect_pairs(
-        mask_from_json(text),
-        [&](std::int32_t row, std::int32_t key) {
-          const auto i = static_cast<std::size_t>(row);
-          bool is_seen = key < ends[0][i];
-          for (std::size_t pair = 1; pair < ends.size(); pair += 2) {
-            is_seen |= ends[pair][i] <= key && key < ends[pair + 1][i];
-          }
-          return is_seen;
-        },
-        text);
-  }
 }
 
 TEST(MaskForms, SamplesShareTheirBeginnings) {

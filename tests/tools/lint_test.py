@@ -8,8 +8,7 @@ from load import tool
 
 lint = tool("lint")
 
-from house import budget, cxx, python, text  # noqa: E402
-from house.circles import circles, grouped  # noqa: E402
+from house import budget, cxx, python  # noqa: E402
 
 
 def findings(check, name, given):
@@ -40,16 +39,6 @@ class Lengths(unittest.TestCase):
     def test_long_files_and_lines(self):
         self.assertEqual(len(findings(cxx.check_lengths, "src/a/a.cpp", "int a;\n" * 601)), 1)
         self.assertEqual(len(findings(cxx.check_lengths, "src/a/a.cpp", "/" * 101)), 1)
-
-
-class Homes(unittest.TestCase):
-    def test_a_cuda_failure_that_is_ignored_is_forgotten_by_the_runtime_too(self):
-        given = "void f() {\n  static_cast<void>(cudaFree(data_));\n}\n"
-        message = "cudaFree: cuda_forget ignores a failure, not a cast"
-        self.assertEqual(findings(cxx.check_layers, "src/cuda/a.cpp", given), [(2, message)])
-        self.assertEqual(findings(cxx.check_layers, "tests/cuda/a_test.cpp", given), [])
-        allowed = "static_cast<void>(cudaGetLastError());\ncuda_forget(cudaFree(data_));\n"
-        self.assertEqual(findings(cxx.check_layers, "src/cuda/a.cpp", allowed), [])
 
 
 class Layers(unittest.TestCase):
@@ -119,10 +108,6 @@ class Python(unittest.TestCase):
             [(1, "f has 61 lines; at most 60")],
         )
 
-    def test_long_files_and_lines(self):
-        self.assertEqual(len(findings(python.check_lengths, "tools/a.py", "a = 1\n" * 601)), 1)
-        self.assertEqual(len(findings(python.check_lengths, "tools/a.py", "#" * 101)), 1)
-
     def test_imports_go_down_only(self):
         def check(name, given):
             return findings(python.check_layers, f"python/magi_attention/{name}", given)
@@ -146,11 +131,6 @@ class Python(unittest.TestCase):
 
 
 class Circles(unittest.TestCase):
-    def test_circles_of_a_graph(self):
-        graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d"}, "e": {"a"}}
-        self.assertEqual(circles(graph), [("b", "c"), ("d",)])
-        self.assertEqual(grouped(graph, lambda n: "x" if n in "bc" else n)["x"], set())
-
     def test_files_and_folders_that_include_each_other(self):
         texts = {
             "src/plan/a.hpp": '#include "plan/b.hpp"\n',
@@ -211,14 +191,6 @@ class Budget(unittest.TestCase):
         texts["tools/a.py"] = "patience\n"
         found = [place[2] for place in budget.private_words(texts)]
         self.assertEqual(found, ["an attend", "left-over", "patience"])
-
-
-class Words(unittest.TestCase):
-    def test_unfinished_work_is_found(self):
-        self.assertEqual(len(findings(text.check_words, "src/a/a.cpp", "// TO" + "DO: more\n")), 1)
-
-    def test_spdx(self):
-        self.assertEqual(len(findings(text.check_spdx, "src/a/a.cpp", "int a;\n")), 1)
 
 
 if __name__ == "__main__":
