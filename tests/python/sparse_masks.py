@@ -39,8 +39,8 @@ def counts_of_lists(lists, group, rows_k, sizes=(1, 1), rows_q=None):
     num_blocks = -(-rows_k // sizes[1])
     is_block = (lists >= 0) & (lists < num_blocks)
     places = torch.where(is_block, lists, num_blocks).long()
-    counts = torch.zeros(*lists.shape[:2], num_blocks + 1, dtype=torch.float64)
-    counts.scatter_add_(2, places, torch.ones(lists.shape, dtype=torch.float64))
+    counts = places.new_zeros(*lists.shape[:2], num_blocks + 1, dtype=torch.float64)
+    counts.scatter_add_(2, places, places.new_ones(lists.shape, dtype=torch.float64))
     return counts_of_blocks(counts[..., :num_blocks].transpose(0, 1), group, sizes, rows_q, rows_k)
 
 

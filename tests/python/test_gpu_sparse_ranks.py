@@ -265,5 +265,5 @@ def test_the_error_word(gpu_ranks, transport):
 
 @SEVERAL
 def test_models_whose_indexers_choose(gpu_ranks):
-    pytest.importorskip("transformers", minversion="5")
+    pytest.importorskip("transformers", minversion="5.24")
     gpu_ranks.run(2, models)

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
-pytest.importorskip("transformers", minversion="5")
+pytest.importorskip("transformers", minversion="5.24")
 
 import model_zoo as zoo
 from magi_attention import Plan, masks
