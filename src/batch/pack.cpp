@@ -3,45 +3,129 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
 
 #include "base/check.hpp"
 #include "base/math.hpp"
-#include "batch/fill.hpp"
 #include "plan/placement/lightest_rank.hpp"
 
 namespace magi::batch {
 namespace {
 
-constexpr double kNever = 1e30;
+/// Neighbouring ranks of a micro-batch.
+struct Window {
+  std::int32_t micro_batch = 0;
+  std::int32_t first = 0;
+  std::int32_t count = 0;
+};
 
-/// A rule for which samples spread, and over how many ranks at least. By time: samples longer than
-/// `threshold` times the bound spread over the fewest ranks on which they end at `level` times the
-/// bound. By rows: samples with more than `rows` of a rank's rows spread over the fewest ranks with
-/// no more each, or over that number rounded up to a power of two.
+/// The chunks of a sample that each rank of a window takes, so that all who take some end alike;
+/// those who would end later without any take none.
+struct Filling {
+  double level = 0.0;  ///< the time at which they end; infinity where chunks do not fit
+  std::vector<std::int32_t> chunks;
+};
+
+/// A rank's time is base + fixed + slope * chunks, once it takes any chunk.
+struct Line {
+  double base = 0.0;
+  double most = 0.0;  ///< chunks
+};
+
+struct Lines {
+  std::vector<Line> ranks;
+  double fixed = 0.0;
+  double slope = 0.0;
+
+  double chunks_at(const Line& line, double level) const {
+    const double above = level - line.base - fixed;
+    return above <= 0.0 ? 0.0 : std::min(above / slope, line.most);
+  }
+  double chunks_at(double level) const {
+    double sum = 0.0;
+    for (const Line& line : ranks) sum += chunks_at(line, level);
+    return sum;
+  }
+};
+
+Lines lines_of(const Work& work, const Window& window, const Slots& slots, const BatchWork& batch,
+               const BatchConfig& config) {
+  Lines lines;
+  const auto chunk_rows = static_cast<double>(config.chunk_size);
+  const double chunks = std::ceil(work.rows / chunk_rows);
+  const double chunk_ticks = static_cast<double>(work.ticks) / chunks;
+  const double fetch = static_cast<double>(batch.row_fetch) * chunk_rows;
+  const std::int32_t size = node_size(config);
+  const std::int32_t nodes = ceil_div(window.count, size);
+  const double cross =
+      static_cast<double>(batch.row_cross) * chunk_rows * chunks * (1.0 - 1.0 / nodes) / size;
+  // Of one rank nothing is fetched; what a rank holds of several it need not fetch.
+  const bool is_fetching = window.count > 1 && fetch * chunks > cross;
+  lines.fixed = window.count == 1 ? 0.0 : std::max(fetch * chunks, cross);
+  lines.slope = chunk_ticks - (is_fetching ? fetch : 0.0);
+  // Where fetching outweighs computing, memory alone asks for ranks, and they share alike.
+  lines.slope = std::max(lines.slope, 1e-3 * (chunk_ticks + fetch) + 1e-9);
+  lines.ranks.reserve(static_cast<std::size_t>(window.count));
+  const std::size_t first = slots.slot_of(window.micro_batch, window.first);
+  for (std::size_t slot = first; slot < first + static_cast<std::size_t>(window.count); ++slot) {
+    lines.ranks.push_back(
+        {static_cast<double>(slots.time(slot)), static_cast<double>(slots.chunks_left(slot))});
+  }
+  return lines;
+}
+
+/// The lowest level at which the ranks hold all chunks.
+double level_of(const Lines& lines, double chunks) {
+  double low = std::numeric_limits<double>::max();
+  double high = 0.0;
+  double room = 0.0;
+  for (const Line& line : lines.ranks) {
+    low = std::min(low, line.base);
+    high = std::max(high, line.base + lines.fixed + lines.slope * std::min(line.most, chunks));
+    room += line.most;
+  }
+  if (room < chunks) return std::numeric_limits<double>::infinity();
+  constexpr int kSteps = 40;
+  for (int i = 0; i < kSteps && high - low > 1e-5 * high; ++i) {
+    const double middle = 0.5 * (low + high);
+    (lines.chunks_at(middle) >= chunks ? high : low) = middle;
+  }
+  return high;
+}
+
+Filling fill(const Work& work, const Window& window, const Slots& slots, const BatchWork& batch,
+             const BatchConfig& config) {
+  const Lines lines = lines_of(work, window, slots, batch, config);
+  const std::int32_t chunks = ceil_div(work.rows, config.chunk_size);
+  Filling filling{.level = level_of(lines, chunks), .chunks = {}};
+  if (std::isinf(filling.level)) return filling;
+  // Sums are rounded, so that parts add up; at the level the ranks hold as much or slightly more.
+  const double all = lines.chunks_at(filling.level);
+  double sum = 0.0;
+  std::int32_t given = 0;
+  for (const Line& line : lines.ranks) {
+    sum += lines.chunks_at(line, filling.level) * (chunks / all);
+    const std::int32_t end = std::min(static_cast<std::int32_t>(std::lround(sum)), chunks);
+    filling.chunks.push_back(end - given);
+    given = end;
+  }
+  return filling;
+}
+
+/// Which samples spread, and over how many ranks at least. By time: those longer than the bound,
+/// over the fewest on which they end at `level` times the bound. By rows: those with more than
+/// `rows` of a rank's, over the fewest with no more each.
 struct Shape {
   double level = 1.0;
-  double threshold = 1.0;
   double rows = 0.0;  ///< 0: by time
-  bool is_power = false;
 };
 /// Samples on few ranks fetch least; on many they leave each rank room for short ones.
-constexpr std::array kShapes = {Shape{1.0, 1.0},
-                                Shape{0.95, 1.0},
-                                Shape{0.85, 1.0},
-                                Shape{0.7, 1.0},
-                                Shape{0.8, 0.8},
-                                Shape{1.0, kNever},
-                                Shape{.rows = 1.0, .is_power = true},
-                                Shape{.rows = 0.5, .is_power = true},
-                                Shape{.rows = 0.25, .is_power = true},
-                                Shape{.rows = 0.7},
-                                Shape{.rows = 0.5},
-                                Shape{.rows = 0.35},
-                                Shape{.rows = 0.25}};
+constexpr std::array kShapes = {Shape{1.0},          Shape{0.95},         Shape{0.85},
+                                Shape{0.7},          Shape{.rows = 1.0},  Shape{.rows = 0.7},
+                                Shape{.rows = 0.55}, Shape{.rows = 0.45}, Shape{.rows = 0.35},
+                                Shape{.rows = 0.28}, Shape{.rows = 0.22}, Shape{.rows = 0.17}};
 /// Long samples times ranks and micro-batches beyond which none spreads but for memory: so many are
 /// shared out well whole, and spreading each takes a look at all ranks.
 constexpr std::size_t kMostLooks = std::size_t{1} << 22;
@@ -66,10 +150,10 @@ class Packer {
     const auto limit = static_cast<double>(bound);
     const auto is_long = [&](const Work& work) {
       if (shape.rows > 0.0) return work.rows > shape.rows * room_rows();
-      return static_cast<double>(work.ticks) > shape.threshold * limit || work.rows > room_rows();
+      return static_cast<double>(work.ticks) > limit || work.rows > room_rows();
     };
     const auto num_long = static_cast<std::size_t>(std::ranges::count_if(batch_.samples, is_long));
-    if (shape.threshold < kNever && num_long * slots_.size() > kMostLooks) return std::nullopt;
+    if (shape.rows < 1.0 && num_long * slots_.size() > kMostLooks) return std::nullopt;
     std::vector<Work> short_ones;
     for (const Work& work : batch_.samples) {
       if (!is_long(work)) {
@@ -112,7 +196,7 @@ class Packer {
         if (!spread_until(work, 0.0)) return false;
         const Spread& made = packing_.spreads.back();
         for (std::size_t i = 0; i < made.chunks.size(); ++i) {
-          update(slot_of(made.micro_batch, made.first) + i);
+          update(slots_.slot_of(made.micro_batch, made.first) + i);
         }
         continue;
       }
@@ -130,11 +214,6 @@ class Packer {
       if (best == slots_.size() || slots_.time(slot) < slots_.time(best)) best = slot;
     }
     return best;
-  }
-
-  std::size_t slot_of(std::int32_t micro_batch, std::int32_t rank) const {
-    return static_cast<std::size_t>(micro_batch) * static_cast<std::size_t>(config_.num_ranks) +
-           static_cast<std::size_t>(rank);
   }
 
   /// Sums over the slots before each, so that windows are compared at once.
@@ -157,9 +236,9 @@ class Packer {
       const std::int32_t end = std::min(first + count, config_.num_ranks);
       if (end < first + count && (is_in_node || first > 0)) break;
       if (is_in_node && first / size != (end - 1) / size) continue;
-      const auto& before = sums_[slot_of(micro_batch, first)];
+      const auto& before = sums_[slots_.slot_of(micro_batch, first)];
       const auto& after =
-          sums_[slot_of(micro_batch, first) + static_cast<std::size_t>(end - first)];
+          sums_[slots_.slot_of(micro_batch, first) + static_cast<std::size_t>(end - first)];
       if (after.second - before.second < chunks || after.first - before.first >= least) continue;
       least = after.first - before.first;
       best = {.micro_batch = micro_batch, .first = first, .count = end - first};
@@ -181,8 +260,8 @@ class Packer {
   /// Micro-batches with room for the chunks, the least busy one first.
   std::vector<std::int32_t> by_load(std::int32_t chunks) const {
     const auto load = [&](std::int32_t m) {
-      const auto& before = sums_[slot_of(m, 0)];
-      const auto& after = sums_[slot_of(m + 1, 0)];
+      const auto& before = sums_[slots_.slot_of(m, 0)];
+      const auto& after = sums_[slots_.slot_of(m + 1, 0)];
       return std::pair{after.first - before.first, after.second - before.second};
     };
     std::vector<std::int32_t> order;
@@ -194,10 +273,8 @@ class Packer {
   }
 
   std::int32_t ranks_by_rows(const Work& work, const Shape& shape) const {
-    auto count = static_cast<std::uint32_t>(std::ceil(work.rows / (shape.rows * room_rows())));
-    if (shape.is_power) count = std::bit_ceil(count);
-    return static_cast<std::int32_t>(
-        std::min(count, static_cast<std::uint32_t>(config_.num_ranks)));
+    const double count = std::ceil(work.rows / (shape.rows * room_rows()));
+    return static_cast<std::int32_t>(std::min<double>(count, config_.num_ranks));
   }
 
   bool spread_until(const Work& work, double target) {

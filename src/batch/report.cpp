@@ -29,9 +29,7 @@ Slots fill_slots(const BatchPlan& plan, const BatchWork& work) {
     for (const std::span<const BatchPart> sample : samples_of(plan.micro_batches[m].parts)) {
       const Work& one = *by_sample[static_cast<std::size_t>(sample[0].sample)];
       if (sample.size() == 1) {
-        slots.add(m * static_cast<std::size_t>(plan.config.num_ranks) +
-                      static_cast<std::size_t>(sample[0].rank),
-                  one);
+        slots.add(slots.slot_of(static_cast<std::int32_t>(m), sample[0].rank), one);
       } else {
         slots.add(spread_of(one, static_cast<std::int32_t>(m), sample, plan.config.chunk_size));
       }

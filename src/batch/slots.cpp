@@ -47,10 +47,6 @@ void Slots::change(const Spread& spread, std::int32_t sign) {
   const auto count = static_cast<std::int32_t>(spread.chunks.size());
   const std::int64_t all =
       std::accumulate(spread.chunks.begin(), spread.chunks.end(), std::int64_t{0});
-  const auto slot_of = [&](std::int32_t i) {
-    return static_cast<std::size_t>(spread.micro_batch) * static_cast<std::size_t>(num_ranks_) +
-           static_cast<std::size_t>(spread.first + i);
-  };
   for (std::int32_t begin = 0; begin < count;) {
     const std::int32_t node = (spread.first + begin) / node_size_;
     std::int32_t end = begin;
@@ -64,7 +60,7 @@ void Slots::change(const Spread& spread, std::int32_t sign) {
     for (std::int32_t i = begin; i < end; ++i) {
       const std::int32_t own = spread.chunks[static_cast<std::size_t>(i)];
       if (own == 0) continue;
-      const std::size_t slot = slot_of(i);
+      const std::size_t slot = slot_of(spread.micro_batch, spread.first + i);
       ticks_[slot] += sign * share_of(spread.work.ticks, own, all);
       rows_[slot] += sign * own * chunk_size_;
       fetch_[slot] += sign * row_fetch_ * ((all - own) * chunk_size_);

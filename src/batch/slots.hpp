@@ -18,13 +18,16 @@ struct Spread {
   std::vector<std::int32_t> chunks;
 };
 
-/// The time and memory of each rank of each micro-batch. A slot is a rank of a micro-batch:
-/// micro_batch * num_ranks + rank.
+/// The time and memory of each rank of each micro-batch. A slot is a rank of a micro-batch.
 class Slots {
  public:
   Slots(const BatchConfig& config, const BatchWork& work, std::int32_t num_micro_batches);
 
   std::size_t size() const { return ticks_.size(); }
+  std::size_t slot_of(std::int32_t micro_batch, std::int32_t rank) const {
+    return static_cast<std::size_t>(micro_batch) * static_cast<std::size_t>(num_ranks_) +
+           static_cast<std::size_t>(rank);
+  }
   Ticks time(std::size_t slot) const { return ticks_[slot] + std::max(fetch_[slot], cross_[slot]); }
   Ticks longest() const;
   /// The longest rank of each micro-batch, added up.
