@@ -2,7 +2,6 @@
 #include "simulate/simulate.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <optional>
 #include <utility>
 
@@ -13,10 +12,10 @@
 namespace magi::simulate {
 namespace {
 
-using Baseline = std::pair<std::string, std::function<Figures(const Problem&)>>;
+using Strategy = std::pair<std::string, Figures (*)(const Problem&)>;
 
-const std::vector<Baseline>& baselines() {
-  static const std::vector<Baseline> table = {
+const std::vector<Strategy>& baselines() {
+  static const std::vector<Strategy> table = {
       {"ring", [](const Problem& p) { return simulate_ring(p, RowOrder::Contiguous); }},
       {"zigzag_ring", [](const Problem& p) { return simulate_ring(p, RowOrder::Zigzag); }},
       {"all_gather", simulate_all_gather},
@@ -76,29 +75,26 @@ Figures simulate_mixed(const Problem& problem) {
   return *std::move(fastest);
 }
 
-Figures simulate_auto_work(const Problem& problem) {
-  return simulate_work(problem, WorkMode::Auto);
-}
-
-using Moving = std::pair<std::string, Figures (*)(const Problem&)>;
-
-const std::vector<Moving>& moving() {
-  static const std::vector<Moving> table = {{"queries", simulate_queries},
-                                            {"heads", simulate_heads},
-                                            {"mixed", simulate_mixed},
-                                            {"auto_work", simulate_auto_work},
-                                            {"latents", simulate_latents}};
+const std::vector<Strategy>& moving() {
+  static const std::vector<Strategy> table = {
+      {"queries", simulate_queries},
+      {"heads", simulate_heads},
+      {"mixed", simulate_mixed},
+      {"auto_work", [](const Problem& p) { return simulate_work(p, WorkMode::Auto); }},
+      {"latents", simulate_latents}};
   return table;
 }
 
+std::vector<std::string> names_of(const std::vector<Strategy>& table) {
+  std::vector<std::string> names;
+  for (const auto& [name, run] : table) names.push_back(name);
+  return names;
+}
+
 Figures simulate_named(const Problem& problem, const std::string& strategy) {
-  if (const auto found = std::ranges::find(baselines(), strategy, &Baseline::first);
-      found != baselines().end()) {
-    return found->second(problem);
-  }
-  if (const auto found = std::ranges::find(moving(), strategy, &Moving::first);
-      found != moving().end()) {
-    return found->second(problem);
+  for (const std::vector<Strategy>* table : {&baselines(), &moving()}) {
+    const auto found = std::ranges::find(*table, strategy, &Strategy::first);
+    if (found != table->end()) return found->second(problem);
   }
   return simulate_plan(problem, placement_from_name(strategy));
 }
@@ -123,17 +119,9 @@ std::vector<std::string> placement_strategies() {
   return names;
 }
 
-std::vector<std::string> moving_strategies() {
-  std::vector<std::string> names;
-  for (const auto& [name, run] : moving()) names.push_back(name);
-  return names;
-}
+std::vector<std::string> moving_strategies() { return names_of(moving()); }
 
-std::vector<std::string> baseline_strategies() {
-  std::vector<std::string> names;
-  for (const auto& [name, run] : baselines()) names.push_back(name);
-  return names;
-}
+std::vector<std::string> baseline_strategies() { return names_of(baselines()); }
 
 Figures simulate(const Problem& problem, const std::string& strategy) {
   planner::validate_config(problem.config);

@@ -64,4 +64,67 @@ void multiply_pair(const MicroKernels<Real>& kernels, const Strip& strip,
                   .col_end = strip.panels.end});
 }
 
+/// What passes over keys have: rows are keys, columns are queries.
+template <typename Real>
+struct KeyWorkspace {
+  PackedBlock<Real> queries;  ///< panels times query_factor
+  PackedBlock<Real> douts;
+  Buffer<Real> keys;     ///< [num_rows, dim_qk]
+  Buffer<Real> values;   ///< [num_rows, dim_v]
+  Buffer<Real> scores;   ///< [kStripRows, kBlockCols]
+  Buffer<Real> dscores;  ///< like scores
+
+  KeyWorkspace(const BackwardCall<Real>& call, std::int64_t num_rows)
+      : queries(call.sizes.dim_qk, call.kernels.panel_cols),
+        douts(call.sizes.dim_v, call.kernels.panel_cols),
+        keys(make_buffer<Real>(num_rows * call.sizes.dim_qk)),
+        values(make_buffer<Real>(num_rows * call.sizes.dim_v)),
+        scores(make_buffer<Real>(kStripRows * kBlockCols)),
+        dscores(scores) {}
+};
+
+/// Figures of the queries on columns.
+template <typename Real>
+struct ColumnFigures {
+  const Real* lse;
+  const Real* lse_rest;
+  const Real* delta;
+};
+
+/// Adds the gradients of a strip of keys through the packed queries to dk and dv of its first row.
+template <typename Real>
+void add_key_gradients(const BackwardCall<Real>& call, const Strip& strip,
+                       const ColumnFigures<Real>& columns, KeyWorkspace<Real>& w, Real* dk,
+                       Real* dv) {
+  multiply_pair<Real>(call.kernels, strip,
+                      {.score_rows = w.keys.data(),
+                       .score_panels = w.queries.panels.data(),
+                       .score_dim = call.sizes.dim_qk,
+                       .dscore_rows = w.values.data(),
+                       .dscore_panels = w.douts.panels.data(),
+                       .dscore_dim = call.sizes.dim_v,
+                       .scores = w.scores.data(),
+                       .dscores = w.dscores.data()});
+  call.kernels.gradient_by_column({.scores = w.scores.data(),
+                                   .dscores = w.dscores.data(),
+                                   .visible = strip.visible.data(),
+                                   .lse = columns.lse,
+                                   .lse_rest = columns.lse_rest,
+                                   .delta = columns.delta,
+                                   .softcap = call.factors.softcap,
+                                   .num_rows = strip.num_rows,
+                                   .col_begin = strip.panels.begin,
+                                   .col_end = strip.panels.end});
+  const auto add = [&](const Buffer<Real>& weights, const PackedBlock<Real>& values, Real* sums) {
+    accumulate_strip(call.kernels, strip,
+                     AccumulateArgs<Real>{.weights = weights.data(),
+                                          .values = values.rows.data(),
+                                          .sums = sums,
+                                          .dim = values.padded_dim},
+                     values.is_finite);
+  };
+  add(w.scores, w.douts, dv);
+  add(w.dscores, w.queries, dk);
+}
+
 }  // namespace magi::cpu

@@ -7,28 +7,17 @@ namespace {
 
 constexpr auto kTileKeys = static_cast<std::int32_t>(kTileRows);
 
-/// Rows are keys, columns are queries of one head at a time.
+/// Columns are queries of one head at a time.
 template <typename Real>
-struct Workspace {
-  PackedBlock<Real> queries;  ///< panels times query_factor
-  PackedBlock<Real> douts;
-  Buffer<Real> keys;     ///< [kTileKeys, dim_qk]
-  Buffer<Real> values;   ///< [kTileKeys, dim_v]
-  Buffer<Real> dk;       ///< [kTileKeys, padded dim_qk]
-  Buffer<Real> dv;       ///< [kTileKeys, padded dim_v]
-  Buffer<Real> scores;   ///< [kStripRows, kBlockCols]
-  Buffer<Real> dscores;  ///< like scores
+struct Workspace : KeyWorkspace<Real> {
+  Buffer<Real> dk;  ///< [kTileKeys, padded dim_qk]
+  Buffer<Real> dv;  ///< [kTileKeys, padded dim_v]
   std::vector<TileRecord> active;
 
   Workspace(const BackwardCall<Real>& call, std::size_t num_active)
-      : queries(call.sizes.dim_qk, call.kernels.panel_cols),
-        douts(call.sizes.dim_v, call.kernels.panel_cols),
-        keys(make_buffer<Real>(kTileKeys * call.sizes.dim_qk)),
-        values(make_buffer<Real>(kTileKeys * call.sizes.dim_v)),
-        dk(make_buffer<Real>(kTileKeys * queries.padded_dim)),
-        dv(make_buffer<Real>(kTileKeys * douts.padded_dim)),
-        scores(make_buffer<Real>(kStripRows * kBlockCols)),
-        dscores(scores),
+      : KeyWorkspace<Real>(call, kTileKeys),
+        dk(make_buffer<Real>(kTileKeys * this->queries.padded_dim)),
+        dv(make_buffer<Real>(kTileKeys * this->douts.padded_dim)),
         active(num_active) {}
 };
 
@@ -50,43 +39,6 @@ void start_rows(const BackwardCall<Real>& call, const KeyItem& item, Workspace<R
   }
 }
 
-/// `query` is the place of the block's first query in lse and delta.
-template <typename Real>
-void run_strip(const BackwardCall<Real>& call, const Strip& strip, std::int64_t query,
-               Workspace<Real>& w) {
-  multiply_pair<Real>(call.kernels, strip,
-                      {.score_rows = w.keys.data(),
-                       .score_panels = w.queries.panels.data(),
-                       .score_dim = call.sizes.dim_qk,
-                       .dscore_rows = w.values.data(),
-                       .dscore_panels = w.douts.panels.data(),
-                       .dscore_dim = call.sizes.dim_v,
-                       .scores = w.scores.data(),
-                       .dscores = w.dscores.data()});
-  call.kernels.gradient_by_column({.scores = w.scores.data(),
-                                   .dscores = w.dscores.data(),
-                                   .visible = strip.visible.data(),
-                                   .lse = call.lse.data() + query,
-                                   .lse_rest = call.lse_rest.data() + query,
-                                   .delta = call.delta.data() + query,
-                                   .softcap = call.factors.softcap,
-                                   .num_rows = strip.num_rows,
-                                   .col_begin = strip.panels.begin,
-                                   .col_end = strip.panels.end});
-  accumulate_strip(call.kernels, strip,
-                   AccumulateArgs<Real>{.weights = w.scores.data(),
-                                        .values = w.douts.rows.data(),
-                                        .sums = w.dv.data() + strip.row * w.douts.padded_dim,
-                                        .dim = w.douts.padded_dim},
-                   w.douts.is_finite);
-  accumulate_strip(call.kernels, strip,
-                   AccumulateArgs<Real>{.weights = w.dscores.data(),
-                                        .values = w.queries.rows.data(),
-                                        .sums = w.dk.data() + strip.row * w.queries.padded_dim,
-                                        .dim = w.queries.padded_dim},
-                   w.queries.is_finite);
-}
-
 template <typename Real>
 void run_item(const BackwardCall<Real>& call, const KeyItem& item,
               std::span<const BandSlice> slices, std::span<const TileRecord> records,
@@ -103,8 +55,12 @@ void run_item(const BackwardCall<Real>& call, const KeyItem& item,
                            call.factors.query_factor);
       pack_rows_and_panels(call.kernels, {call.args.dout, head, begin, block.used}, w.douts);
       const std::int64_t at = head * call.padded_rows + begin;
-      for_each_strip(slices, block, rows, call.kernels.panel_cols,
-                     [&](const Strip& strip) { run_strip(call, strip, at, w); });
+      const ColumnFigures<Real> columns{call.lse.data() + at, call.lse_rest.data() + at,
+                                        call.delta.data() + at};
+      for_each_strip(slices, block, rows, call.kernels.panel_cols, [&](const Strip& strip) {
+        add_key_gradients(call, strip, columns, w, w.dk.data() + strip.row * w.queries.padded_dim,
+                          w.dv.data() + strip.row * w.douts.padded_dim);
+      });
     }
   });
   for (std::int64_t row = 0; row < item.tokens.size(); ++row) {

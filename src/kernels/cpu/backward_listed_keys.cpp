@@ -11,11 +11,7 @@ namespace {
 constexpr std::int32_t kPartKeys = 1024;
 
 template <typename Real>
-struct Workspace {
-  PackedBlock<Real> queries;  ///< panels times query_factor
-  PackedBlock<Real> douts;
-  Buffer<Real> keys;    ///< [kStripRows, dim_qk]
-  Buffer<Real> values;  ///< [kStripRows, dim_v]
+struct Workspace : KeyWorkspace<Real> {
   Buffer<Real> row_dk;  ///< [kStripRows, padded dim_qk]
   Buffer<Real> row_dv;  ///< [kStripRows, padded dim_v]
   Buffer<Real> dk;      ///< [kPartKeys, padded dim_qk]
@@ -23,23 +19,16 @@ struct Workspace {
   Buffer<Real> lse;     ///< [kBlockCols], of the columns
   Buffer<Real> lse_rest;
   Buffer<Real> delta;
-  Buffer<Real> scores;   ///< [kStripRows, kBlockCols]
-  Buffer<Real> dscores;  ///< like scores
 
   explicit Workspace(const BackwardCall<Real>& call)
-      : queries(call.sizes.dim_qk, call.kernels.panel_cols),
-        douts(call.sizes.dim_v, call.kernels.panel_cols),
-        keys(make_buffer<Real>(kStripRows * call.sizes.dim_qk)),
-        values(make_buffer<Real>(kStripRows * call.sizes.dim_v)),
-        row_dk(make_buffer<Real>(kStripRows * queries.padded_dim)),
-        row_dv(make_buffer<Real>(kStripRows * douts.padded_dim)),
-        dk(make_buffer<Real>(kPartKeys * queries.padded_dim)),
-        dv(make_buffer<Real>(kPartKeys * douts.padded_dim)),
+      : KeyWorkspace<Real>(call, kStripRows),
+        row_dk(make_buffer<Real>(kStripRows * this->queries.padded_dim)),
+        row_dv(make_buffer<Real>(kStripRows * this->douts.padded_dim)),
+        dk(make_buffer<Real>(kPartKeys * this->queries.padded_dim)),
+        dv(make_buffer<Real>(kPartKeys * this->douts.padded_dim)),
         lse(make_buffer<Real>(kBlockCols)),
         lse_rest(lse),
-        delta(lse),
-        scores(make_buffer<Real>(kStripRows * kBlockCols)),
-        dscores(scores) {}
+        delta(lse) {}
 };
 
 struct KeyPart {
@@ -73,45 +62,6 @@ void pack_queries(const BackwardCall<Real>& call, const QueryHeads& heads, Works
   }
 }
 
-/// The gradients of the strip's keys through the packed queries, into row_dk and row_dv. The
-/// strip's row is 0.
-template <typename Real>
-void run_strip(const BackwardCall<Real>& call, const Strip& strip, Workspace<Real>& w) {
-  std::fill(w.row_dk.begin(), w.row_dk.end(), Real{0});
-  std::fill(w.row_dv.begin(), w.row_dv.end(), Real{0});
-  multiply_pair<Real>(call.kernels, strip,
-                      {.score_rows = w.keys.data(),
-                       .score_panels = w.queries.panels.data(),
-                       .score_dim = call.sizes.dim_qk,
-                       .dscore_rows = w.values.data(),
-                       .dscore_panels = w.douts.panels.data(),
-                       .dscore_dim = call.sizes.dim_v,
-                       .scores = w.scores.data(),
-                       .dscores = w.dscores.data()});
-  call.kernels.gradient_by_column({.scores = w.scores.data(),
-                                   .dscores = w.dscores.data(),
-                                   .visible = strip.visible.data(),
-                                   .lse = w.lse.data(),
-                                   .lse_rest = w.lse_rest.data(),
-                                   .delta = w.delta.data(),
-                                   .softcap = call.factors.softcap,
-                                   .num_rows = strip.num_rows,
-                                   .col_begin = strip.panels.begin,
-                                   .col_end = strip.panels.end});
-  accumulate_strip(call.kernels, strip,
-                   AccumulateArgs<Real>{.weights = w.scores.data(),
-                                        .values = w.douts.rows.data(),
-                                        .sums = w.row_dv.data(),
-                                        .dim = w.douts.padded_dim},
-                   w.douts.is_finite);
-  accumulate_strip(call.kernels, strip,
-                   AccumulateArgs<Real>{.weights = w.dscores.data(),
-                                        .values = w.queries.rows.data(),
-                                        .sums = w.row_dk.data(),
-                                        .dim = w.queries.padded_dim},
-                   w.queries.is_finite);
-}
-
 template <typename Real>
 void add_row(const Real* from, std::int64_t dim, Real* to) {
   for (std::int64_t d = 0; d < dim; ++d) to[d] += from[d];
@@ -130,7 +80,10 @@ void add_keys(const BackwardCall<Real>& call, const KeyPart& part, std::int32_t 
       load_row(call.args.v, strip_keys[r], part.kv_head, dim_v, w.values.data() + r * dim_v);
     }
     strip.row = 0;
-    run_strip(call, strip, w);
+    std::fill(w.row_dk.begin(), w.row_dk.end(), Real{0});
+    std::fill(w.row_dv.begin(), w.row_dv.end(), Real{0});
+    add_key_gradients(call, strip, {w.lse.data(), w.lse_rest.data(), w.delta.data()}, w,
+                      w.row_dk.data(), w.row_dv.data());
     for (std::int32_t r = 0; r < strip.num_rows; ++r) {
       const std::int64_t at = strip_keys[r] - part.keys.begin;
       add_row(w.row_dk.data() + r * dk_dim, dk_dim, w.dk.data() + at * dk_dim);
