@@ -69,24 +69,22 @@ class BatchHandle(Handle):
         return BatchHandle(made(lib.magi_batch_from_json, data, len(data)))
 
     def to_json(self) -> str:
-        return take_bytes(lambda out: lib.magi_batch_to_json(self.address, out)).decode()
+        return take_bytes(lib.magi_batch_to_json, self.address).decode()
 
     def defects(self) -> str:
         """One line per defect; empty for a sound plan."""
-        return take_bytes(lambda out: lib.magi_batch_check(self.address, out)).decode()
+        return take_bytes(lib.magi_batch_check, self.address).decode()
 
     def draw(self, title: str) -> str:
-        name = title.encode()
-        return take_bytes(lambda out: lib.magi_batch_draw(self.address, name, out)).decode()
+        return take_bytes(lib.magi_batch_draw, self.address, title.encode()).decode()
 
     def parts(self) -> list[tuple[int, ...]]:
         """(micro-batch, sample, rank, rows) of every part."""
-        return rows_of_ints("i", take_bytes(lambda out: lib.magi_batch_parts(self.address, out)), 4)
+        return rows_of_ints(4, lib.magi_batch_parts, self.address)
 
     def packed(self, micro_batch: int) -> list[tuple[int, ...]]:
         """(sample, first row) of every sample of a micro-batch."""
-        fill = lib.magi_batch_packed
-        return rows_of_ints("i", take_bytes(lambda out: fill(self.address, micro_batch, out)), 2)
+        return rows_of_ints(2, lib.magi_batch_packed, self.address, micro_batch)
 
     def mask(self, micro_batch: int, masks: Sequence[MaskHandle]) -> MaskHandle:
         given = (c_void_p * len(masks))(*(one.address for one in masks))

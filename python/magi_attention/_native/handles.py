@@ -37,9 +37,9 @@ def _memory(name: str, values: torch.Tensor | array) -> int:
     return dense_memory_of(name, values)
 
 
-def rows_of_ints(kind: str, data: bytes, width: int) -> list[tuple[int, ...]]:
-    """The rows of a table [n, width] of integers; kind: array's letter of their type."""
-    values = array(kind, data)
+def rows_of_ints(width: int, function, *arguments, kind: str = "i") -> list[tuple[int, ...]]:
+    """The rows of the table [n, width] that take_bytes gives; kind: array's letter of its type."""
+    values = array(kind, take_bytes(function, *arguments))
     return [tuple(values[i : i + width]) for i in range(0, len(values), width)]
 
 
@@ -159,9 +159,7 @@ class MaskHandle(Handle):
     def runs(self) -> tuple[bytes, bytes]:
         """The inverse of from_runs; ValueError where a row sees a key in two slices."""
         offsets = ctypes.c_void_p()
-        runs = take_bytes(
-            lambda out: lib.magi_mask_runs(self.address, ctypes.addressof(offsets), out)
-        )
+        runs = take_bytes(lib.magi_mask_runs, self.address, ctypes.addressof(offsets))
         return bytes_of(offsets.value), runs
 
     def transposed(self) -> MaskHandle:
@@ -183,21 +181,20 @@ class MaskHandle(Handle):
 
     def typed_slices(self) -> list[tuple[int, ...]]:
         """(q begin, q end, k begin, k end, number of the type) of every slice."""
-        data = take_bytes(lambda out: lib.magi_mask_typed_slices(self.address, out))
-        return rows_of_ints("i", data, 5)
+        return rows_of_ints(5, lib.magi_mask_typed_slices, self.address)
 
     def bands(self) -> torch.Tensor:
         """int32 [slices, 6]: q begin, q end, k begin, k end, least and greatest key - query."""
         import torch
 
-        data = take_bytes(lambda out: lib.magi_mask_slices(self.address, out))
+        data = take_bytes(lib.magi_mask_slices, self.address)
         if not data:
             return torch.empty((0, 6), dtype=torch.int32, device="cpu")
         return torch.frombuffer(bytearray(data), dtype=torch.int32).view(-1, 6)
 
     def resized(self, rows_q: int, rows_k: int) -> MaskHandle:
         """The same slices over other numbers of rows."""
-        slices = take_bytes(lambda out: lib.magi_mask_slices(self.address, out))
+        slices = take_bytes(lib.magi_mask_slices, self.address)
         count = len(slices) // 24  # bytes of six int32
         return MaskHandle(made(lib.magi_mask_from_slices, slices, count, rows_q, rows_k))
 
@@ -215,15 +212,13 @@ class MaskHandle(Handle):
         return told(ctypes.c_int64, lib.magi_mask_area, self.address)
 
     def to_json(self) -> str:
-        return take_bytes(lambda out: lib.magi_mask_to_json(self.address, out)).decode()
+        return take_bytes(lib.magi_mask_to_json, self.address).decode()
 
     def draw(self, title: str, rows: tuple[int, int] | None, keys: tuple[int, int] | None) -> str:
         """An SVG picture of the rows and keys [begin, end)."""
         name, ends = title.encode(), [_int32(part) if part else None for part in (rows, keys)]
         parts = [None if part is None else _address(part) for part in ends]
-        return take_bytes(
-            lambda out: lib.magi_mask_draw_part(self.address, name, *parts, out)
-        ).decode()
+        return take_bytes(lib.magi_mask_draw_part, self.address, name, *parts).decode()
 
 
 class PlacementHandle(Handle):
@@ -246,8 +241,8 @@ class PlacementHandle(Handle):
 
     def position_ids(self, rank: int, num_valid_rows: int) -> array:
         """int64 [local rows]: row of the sequence, padding clamped to the last valid row."""
-        fill = lib.magi_placement_position_ids
-        return array("q", take_bytes(lambda out: fill(self.address, rank, num_valid_rows, out)))
+        arguments = self.address, rank, num_valid_rows
+        return array("q", take_bytes(lib.magi_placement_position_ids, *arguments))
 
 
 class PlanHandle(Handle):
@@ -272,24 +267,22 @@ class PlanHandle(Handle):
         return PlanHandle(made(lib.magi_plan_from_json, data, len(data)))
 
     def to_json(self) -> str:
-        return take_bytes(lambda out: lib.magi_plan_to_json(self.address, out)).decode()
+        return take_bytes(lib.magi_plan_to_json, self.address).decode()
 
     def describe(self) -> str:
-        return take_bytes(lambda out: lib.magi_plan_describe(self.address, out)).decode()
+        return take_bytes(lib.magi_plan_describe, self.address).decode()
 
     def runs(self) -> list[tuple[int, ...]]:
         """(rank, first row, row after the last, row before or -1) of every run."""
-        data = take_bytes(lambda out: lib.magi_plan_runs(self.address, out))
-        return rows_of_ints("i", data, 4)
+        return rows_of_ints(4, lib.magi_plan_runs, self.address)
 
     def defects(self) -> str:
         """One line per defect; empty for a sound plan."""
-        return take_bytes(lambda out: lib.magi_plan_check(self.address, out)).decode()
+        return take_bytes(lib.magi_plan_check, self.address).decode()
 
     def draw(self, picture: int, title: str) -> str:
         """An SVG picture: 0 mask, 1 placement, 2 traffic, 3 timeline, 4 steps."""
-        name = title.encode()
-        return take_bytes(lambda out: lib.magi_plan_draw(self.address, picture, name, out)).decode()
+        return take_bytes(lib.magi_plan_draw, self.address, picture, title.encode()).decode()
 
     def equals(self, other: PlanHandle) -> bool:
         addresses = self.address, other.address

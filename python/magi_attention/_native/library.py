@@ -265,11 +265,9 @@ def told(kind, function, *arguments) -> int:
     return number.value
 
 
-def take_bytes(fill) -> bytes:
-    """The contents of the magi_buffer that fill(address of a buffer pointer) makes."""
-    buffer = ctypes.c_void_p()
-    check(fill(ctypes.addressof(buffer)))
-    return bytes_of(buffer.value)
+def take_bytes(function, *arguments) -> bytes:
+    """The contents of the magi_buffer that function(*arguments, address of its pointer) makes."""
+    return bytes_of(made(function, *arguments))
 
 
 def bytes_of(buffer: int) -> bytes:

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import ctypes
-from functools import partial
 from typing import NamedTuple
 
 from magi_attention._native.allocator import AttentionHandle
 from magi_attention._native.handles import PlanHandle, rows_of_ints
-from magi_attention._native.library import check, lib, take_bytes, told
+from magi_attention._native.library import check, lib, told
 
 PASS, STEP, AWAIT = 0, 1, 2
 
@@ -44,8 +43,8 @@ def stop_traces() -> list[tuple[PlanHandle, int, list[Span]]]:
     handles, AttentionHandle.traced = AttentionHandle.traced or [], None
     found = []
     for handle in handles:
-        data = take_bytes(partial(lib.magi_attention_stop_trace, handle.address))
-        spans = [Span(kind, bool(back), *rest) for kind, back, *rest in rows_of_ints("q", data, 6)]
+        notes = rows_of_ints(6, lib.magi_attention_stop_trace, handle.address, kind="q")
+        spans = [Span(kind, bool(back), *rest) for kind, back, *rest in notes]
         if spans:
             found.append((handle.plan, _rank_of(handle), spans))
     return found
@@ -60,6 +59,5 @@ def _rank_of(handle: AttentionHandle) -> int:
 
 def predicted_steps(plan: PlanHandle, rank: int, is_backward: bool) -> list[tuple[int, ...]]:
     """(begin, end) of each step of a pass in ns from its start, as the cost model has it."""
-    fill = lib.magi_plan_predict_steps
-    data = take_bytes(lambda out: fill(plan.address, rank, is_backward, out))
-    return rows_of_ints("q", data, 2)
+    arguments = plan.address, rank, is_backward
+    return rows_of_ints(2, lib.magi_plan_predict_steps, *arguments, kind="q")
