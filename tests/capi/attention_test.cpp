@@ -113,55 +113,6 @@ TEST(AttentionAbi, OptionsAreCheckedWhenTheObjectIsMade) {
   EXPECT_EQ(std::string(magi_last_error_message()).rfind("options.backend is nobody; ", 0), 0U);
 }
 
-/// What each of two ranks is told of a call by the plan; "" for nothing.
-std::vector<std::string> errors_of(const magi_plan* plan, bool is_backward,
-                                   const std::vector<double>& scale_by_rank) {
-  magi_comm_options options;
-  magi_comm_options_init(&options);
-  magi_communicator* handles[2] = {};
-  EXPECT_EQ(magi_thread_group_create(2, &options, handles), MAGI_OK);
-  const Owned<magi_communicator> first(handles[0]), second(handles[1]);
-  std::vector<std::string> errors(2);
-  std::vector<std::jthread> threads;
-  for (std::size_t rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto attention = made<magi_attention>(
-          [&](auto** a) { return magi_attention_create(plan, handles[rank], a); });
-      Problem problem;
-      for (Array* array : {&problem.q, &problem.k, &problem.v, &problem.dout, &problem.dlse,
-                           &problem.out, &problem.lse, &problem.dq, &problem.dk, &problem.dv}) {
-        array->tensor.shape[0] = 21;  // seven chunks of 3 rows
-      }
-      problem.inputs.softmax_scale = scale_by_rank[rank];
-      const magi_status status =
-          is_backward
-              ? magi_attention_backward(attention.get(), &problem.inputs, &problem.result,
-                                        &problem.gradients, nullptr)
-              : magi_attention_forward(attention.get(), &problem.inputs, &problem.result, nullptr);
-      if (status == MAGI_OK) return;
-      EXPECT_EQ(status, MAGI_COMM_ERROR);
-      EXPECT_EQ(magi_last_comm_failure(), MAGI_COMM_PLAN_MISMATCH);
-      errors[rank] = magi_last_error_message();
-    });
-  }
-  threads.clear();
-  return errors;
-}
-
-TEST(AttentionAbi, RanksThatCallWithOtherOptionsAreTold) {
-  const auto mask = mask_from(causal_mask());
-  const magi_plan_config config = config_for(2);
-  const auto plan =
-      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
-  for (const bool is_backward : {false, true}) {
-    EXPECT_EQ(errors_of(plan.get(), is_backward, {0.7, 0.7}), (std::vector<std::string>{"", ""}));
-    for (const std::string& error : errors_of(plan.get(), is_backward, {0.7, 0.8})) {
-      EXPECT_NE(error.find("calls with other options than rank"), std::string::npos) << error;
-      EXPECT_NE(error.find(": softmax_scale; in stage"), std::string::npos) << error;
-    }
-  }
-}
-
 TEST(AttentionAbi, FlexCallPassesEveryParameterOn) {
   Problem got, direct;
   const Mask mask = causal_mask();
