@@ -12,6 +12,10 @@ struct Outcome {
   std::string err;
 };
 
+inline bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
 /// Runs `magi <arguments>` in a shell; `variables` ("NAME=value ...") are set for it, `input` is
 /// its standard input.
 Outcome run_magi(const std::string& arguments, const std::string& variables = "",
