@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "capi/owned_handles.hpp"
 #include "magi/mask_builders.hpp"
 
@@ -119,39 +121,30 @@ TEST_F(PlanAbi, ACostFileSetsTheConstants) {
 }
 
 TEST_F(PlanAbi, RefusesWhatNoPlanCanBe) {
-  magi_plan* refused = nullptr;
-  config.num_heads_kv = 3;
-  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
-  config = test_config();
-  config.overlap_degree = -2;
-  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
-  config = test_config();
-  config.stage_mode = 3;
-  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
-  config = test_config();
-  config.work = 5;
-  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
-  config = test_config();
-  config.max_exchange_bytes = 1;
-  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
-  config.max_exchange_bytes = -2;
-  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
-  config = test_config();
-  config.head_shares = 1;  // with work keys
-  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
-  config = test_config();
+  const auto refusal_of = [&](const std::function<void(magi_plan_config&)>& change) {
+    magi_plan_config changed = test_config();
+    change(changed);
+    magi_plan* refused = nullptr;
+    EXPECT_EQ(magi_plan_create(mask.get(), &changed, &refused), MAGI_INVALID_ARGUMENT);
+    EXPECT_EQ(refused, nullptr);
+    return std::string(magi_last_error_message());
+  };
+  refusal_of([](magi_plan_config& bad) { bad.num_heads_kv = 3; });
+  refusal_of([](magi_plan_config& bad) { bad.overlap_degree = -2; });
+  refusal_of([](magi_plan_config& bad) { bad.stage_mode = 3; });
+  refusal_of([](magi_plan_config& bad) { bad.work = 5; });
+  refusal_of([](magi_plan_config& bad) { bad.max_exchange_bytes = 1; });
+  refusal_of([](magi_plan_config& bad) { bad.max_exchange_bytes = -2; });
+  refusal_of([](magi_plan_config& bad) { bad.head_shares = 1; });  // with work keys
   magi_placement_config placement;
   magi_placement_config_init(&placement);
+  const auto with_placement = [&](magi_plan_config& bad) { bad.placement = &placement; };
   placement.algorithm = "best";
-  config.placement = &placement;
-  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
-  EXPECT_NE(std::string(magi_last_error_message()).find("min_heap"), std::string::npos);
+  EXPECT_NE(refusal_of(with_placement).find("min_heap"), std::string::npos);
   magi_placement_config_init(&placement);
   placement.uneven_shard = 5;
-  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
-  EXPECT_NE(std::string(magi_last_error_message()).find("uneven_shard is 5; allowed: 0 or 1"),
+  EXPECT_NE(refusal_of(with_placement).find("uneven_shard is 5; allowed: 0 or 1"),
             std::string::npos);
-  EXPECT_EQ(refused, nullptr);
 }
 
 TEST_F(PlanAbi, JsonGoesBothWays) {

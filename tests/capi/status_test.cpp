@@ -57,15 +57,6 @@ TEST(Status, EveryThreadHasItsOwnMessage) {
   EXPECT_EQ(magi_last_error_message(), mine);
 }
 
-TEST(Structs, MustSayTheirSize) {
-  magi_window_mask window{.struct_size = 0, .q_end = 4, .k_end = 4, .rows_q = 4, .rows_k = 4};
-  magi_mask* mask = nullptr;
-  EXPECT_EQ(magi_mask_from_window(&window, &mask), MAGI_INVALID_ARGUMENT);
-  EXPECT_NE(std::string(magi_last_error_message()).find("window.struct_size is 0"),
-            std::string::npos);
-  EXPECT_EQ(mask, nullptr);
-}
-
 TEST(Structs, MayBeLongerWhenTheRestIsZero) {
   struct Longer {
     magi_window_mask known;
