@@ -185,7 +185,8 @@ class Sm90Backend final : public KernelBackend {
 class MmaBackend final : public KernelBackend {
  public:
   MmaBackend()
-      : KernelBackend("mma", family_with(mma::kLargeShared)),
+      : KernelBackend("mma", family_with(mma::kLargestShared)),
+        large_(family_with(mma::kLargeShared)),
         small_(family_with(mma::kSmallShared)) {}
 
   bool serves(std::int32_t device) const override {
@@ -198,9 +199,11 @@ class MmaBackend final : public KernelBackend {
   }
   const KernelFamily& family_on(std::int32_t device) const override {
     const auto shared_bytes = static_cast<std::size_t>(device_info(device).shared_bytes);
-    return shared_bytes < mma::kLargeShared ? small_ : KernelBackend::family_on(device);
+    if (shared_bytes < mma::kLargeShared) return small_;
+    return shared_bytes < mma::kLargestShared ? large_ : KernelBackend::family_on(device);
   }
 
+  KernelFamily large_;
   KernelFamily small_;
 };
 

@@ -11,10 +11,10 @@
 // side of kernels/sm90 makes their lists and fills their parameters.
 namespace magi::mma {
 
-/// Shared memory of a CTA on GPUs of compute capability 8.6, 8.9 and 12.0; what 8.0 and others
-/// have.
+/// Shared memory of a CTA on GPUs of compute capability 8.6, 8.9 and 12.0; of 8.0; of 9.0 and 10.0.
 inline constexpr std::size_t kSmallShared = 99 * 1024;
 inline constexpr std::size_t kLargeShared = 163 * 1024;
+inline constexpr std::size_t kLargestShared = 227 * 1024;
 
 std::span<const sm90::ForwardInstance> forward_instances();
 /// Those for GPUs whose CTAs have so much shared memory: where it is small, none for 256 : 256.

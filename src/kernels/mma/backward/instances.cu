@@ -7,16 +7,21 @@
 
 namespace magi::mma {
 
-/// Tiles of kKeys keys by a warp for each 16 of them.
-template <DType kType, int kDimQk, int kDimV, int kKeys>
+/// Tiles of kKeys keys by a warp for each 16 of them. kStages: of Q and dO, 0: as many as GPUs
+/// since compute capability 8.0 have shared memory for.
+template <DType kType, int kDimQk, int kDimV, int kKeys, int kStages = 0>
 struct Instance {
   static constexpr BackwardConfig kConfig{.type = kType,
                                           .dim_qk = kDimQk,
                                           .dim_v = kDimV,
                                           .has_softcap = true,
                                           .form = sm90::KernelForm::Mma,
-                                          .q_stages = kDimQk > 128 ? 1 : 2,
-                                          .dout_stages = kDimQk == 64 || kKeys == 128 ? 2 : 1,
+                                          .q_stages = kStages > 0    ? kStages
+                                                      : kDimQk > 128 ? 1
+                                                                     : 2,
+                                          .dout_stages = kStages > 0                    ? kStages
+                                                         : kDimQk == 64 || kKeys == 128 ? 2
+                                                                                        : 1,
                                           .mma_warps = kDimQk > 128 ? 8 : kKeys / 16,
                                           .keys = kKeys};
 };
@@ -42,12 +47,13 @@ void convert_dq(const BackwardParams& params, cudaStream_t stream) {
   cuda_check(cudaGetLastError(), "dq_convert_kernel");
 }
 
-template <DType kType, int kDimQk, int kDimV, int kKeys>
+template <DType kType, int kDimQk, int kDimV, int kKeys, int kStages = 0>
 constexpr sm90::BackwardInstance instance() {
-  using Of = Instance<kType, kDimQk, kDimV, kKeys>;
-  constexpr std::size_t kLargest =
-      kDimQk == 192 || kKeys * kDimQk <= 128 * 64 ? kSmallShared : kLargeShared;
-  static_assert(sizeof(BackwardStorage<Of::kConfig>) <= kLargest);
+  using Of = Instance<kType, kDimQk, kDimV, kKeys, kStages>;
+  constexpr bool kIsSmall = kDimQk == 192 || kKeys * kDimQk <= 128 * 64;
+  static_assert(sizeof(BackwardStorage<Of::kConfig>) <= (kIsSmall      ? kSmallShared
+                                                         : kStages > 0 ? kLargestShared
+                                                                       : kLargeShared));
   return {Of::kConfig, launch<Of>, convert_dq<Of>};
 }
 
@@ -60,6 +66,10 @@ constexpr sm90::BackwardInstance kLarge[] = {
     instance<kFp16, 64, 64, 64>(),   instance<kFp16, 128, 128, 128>(),
     instance<kFp16, 192, 128, 64>(), instance<kFp16, 256, 256, 64>(),
 };
+constexpr sm90::BackwardInstance kLargest[] = {
+    kLarge[0], kLarge[1], kLarge[2], instance<kBf16, 256, 256, 64, 2>(),
+    kLarge[4], kLarge[5], kLarge[6], instance<kFp16, 256, 256, 64, 2>(),
+};
 constexpr sm90::BackwardInstance kSmall[] = {
     kLarge[0], instance<kBf16, 128, 128, 64>(), kLarge[2],
     kLarge[4], instance<kFp16, 128, 128, 64>(), kLarge[6],
@@ -69,7 +79,8 @@ constexpr sm90::BackwardInstance kSmall[] = {
 
 std::span<const sm90::BackwardInstance> backward_instances(std::size_t shared_bytes) {
   if (shared_bytes < kLargeShared) return kSmall;
-  return kLarge;
+  if (shared_bytes < kLargestShared) return kLarge;
+  return kLargest;
 }
 
 }  // namespace magi::mma

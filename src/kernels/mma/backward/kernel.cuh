@@ -101,6 +101,7 @@ class BackwardCta {
       }
       make_scores(number);
       __syncthreads();
+      if constexpr (kC.dim_qk > 192) number = found_anew(number);
       has_next = (step_of(number + 1).flags & kIsEnd) == 0;
       if (kC.q_stages > 1 && has_next) load_queries(number + 1);
       if (kC.dout_stages > 1 && has_next) load_dout(number + 1);
@@ -120,6 +121,13 @@ class BackwardCta {
         if (threadIdx.x == 0) signal(step_of(number));
       }
     }
+  }
+
+  /// Returns `number`; places made of it are computed again, which leaves registers.
+  __device__ __forceinline__ static int found_anew(int number) {
+    auto hidden = static_cast<std::uint32_t>(number);
+    ptx::hide(hidden);
+    return static_cast<int>(hidden);
   }
 
   /// Says that the step's dQ has been added by all threads.
