@@ -111,7 +111,7 @@ def check_equal(found, expected, name):
 
 
 def ratios(part, name, options):
-    """Rows of a case."""
+    """Yields the rows of a case."""
     mask, rows, dim = CASES[part][name]
     shapes = (HEADS, dim), (KV_HEADS, dim), (KV_HEADS, dim), (HEADS, dim)
     *tensors, dout = random_tensors(rows, shapes)
@@ -122,24 +122,23 @@ def ratios(part, name, options):
         flash(inputs, mask == "causal") if part == "flash" else flex(inputs, mask, rows, lengths)
     )
     calls = {"ours": ours(inputs, slices), "other": other}
-    backward = {key: gradients(call, inputs, dout) for key, call in calls.items()}
-    check_equal([calls["ours"](), *backward["ours"]()], [other(), *backward["other"]()], name)
+    check_equal([calls["ours"]()], [other()], name)
+    yield timed(f"mma.{name}.forward", calls, options)
+    calls = {key: gradients(call, inputs, dout) for key, call in calls.items()}
+    check_equal(calls["ours"](), calls["other"](), name)
+    yield timed(f"mma.{name}.backward", calls, options)
     if name == "full.8k":
-        backward["deterministic"] = gradients(ours(inputs, slices, True), inputs, dout)
-    found = []
-    for way, timed in (("forward", calls), ("backward", backward)):
-        with torch.set_grad_enabled(way == "backward"):
-            seconds = time_alternating(timed, options.rounds, options.burst)
-        found.append((f"mma.{name}.{way}", median_ratio(seconds, "other", "ours")))
-        shown = {key: f"{statistics.median(times) * 1e3:.3f} ms" for key, times in seconds.items()}
-        print(f"{found[-1][0]} {found[-1][1]:.3f} {shown}", file=sys.stderr, flush=True)
-    if "deterministic" in backward:
-        found.append(("mma.deterministic.slowdown", median_ratio(seconds, "deterministic", "ours")))
-    return found
+        calls["other"] = gradients(ours(inputs, slices, True), inputs, dout)
+        yield timed("mma.deterministic.slowdown", calls, options)
 
 
-def median_ratio(seconds, over, under):
-    return statistics.median(a / b for a, b in zip(seconds[over], seconds[under]))
+def timed(name, calls, options):
+    """The row of how many times as long the other call takes as ours."""
+    seconds = time_alternating(calls, options.rounds, options.burst)
+    value = statistics.median(b / a for a, b in zip(seconds["ours"], seconds["other"]))
+    shown = {key: f"{statistics.median(times) * 1e3:.3f} ms" for key, times in seconds.items()}
+    print(f"{name} {value:.3f} {shown}", file=sys.stderr, flush=True)
+    return {"name": name, "value": value, "unit": "ratio"}
 
 
 def digests():
@@ -168,7 +167,8 @@ def share_of_ptx():
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
         found.append(json.loads(done.stdout))
     own, compiled = found
-    return [("mma.ptx", sum(own[key] == compiled[key] for key in own) / len(own))]
+    share = sum(own[key] == compiled[key] for key in own) / len(own)
+    return [{"name": "mma.ptx", "value": share, "unit": "ratio"}]
 
 
 def main():
@@ -177,7 +177,7 @@ def main():
     parser.add_argument("--parts", default="flash,flex,forms")
     parser.add_argument("--digests", action="store_true", help="prints those of results alone")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--burst", type=float, default=0.02, help="seconds per kernel and round")
+    parser.add_argument("--burst", type=float, default=0.1, help="seconds per kernel and round")
     options = parser.parse_args()
     os.environ["MAGI_ATTENTION_KERNEL_BACKEND"] = "mma"
     if options.digests:
@@ -186,9 +186,9 @@ def main():
     rows = []
     for part in options.parts.split(","):
         for name in CASES.get(part, ("",)):
-            found = ratios(part, name, options) if name else share_of_ptx()
-            rows += [{"name": key, "value": value, "unit": "ratio"} for key, value in found]
-            options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            for row in ratios(part, name, options) if name else share_of_ptx():
+                rows.append(row)
+                options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
             torch.cuda.empty_cache()
 
 
