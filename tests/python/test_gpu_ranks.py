@@ -22,6 +22,7 @@ SIZES = pytest.mark.parametrize("size", range(1, min(GPUS, 8) + 1))
 SEVERAL = pytest.mark.skipif(GPUS < 2, reason="one GPU alone")
 BASE = Case(rows=600, head_dim=64, dtype="bfloat16")
 DETERMINISTIC = {"MAGI_ATTENTION_DETERMINISTIC_MODE": "1"}
+MMA = {"MAGI_ATTENTION_KERNEL_BACKEND": "mma"}
 
 
 @SIZES
@@ -36,6 +37,13 @@ def test_masks(gpu_ranks, size, mask):
 def test_degrees_and_heads(gpu_ranks, heads, degree):
     case = replace(BASE, mask="four_types", heads=heads, degree=degree, dtype="float16")
     gpu_ranks.run(GPUS, cases.pipeline, case)
+
+
+@SIZES
+@pytest.mark.parametrize("mask", ["four_types", "varlen_causal"])
+def test_kernels_for_every_gpu(gpu_ranks, size, mask):
+    case = replace(BASE, mask=mask, heads=(8, 2), sinks=1, degree=2)
+    gpu_ranks.run(size, cases.environment, MMA, cases.pipeline, case)
 
 
 UNEVEN = {"rows": 101, "uneven": True, "alg": "SequentialDispatchAlg"}
