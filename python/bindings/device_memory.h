@@ -19,7 +19,7 @@ enum { kMostReleased = 8 };
 typedef struct CallMemory {
   struct CallMemory* outer;
   void* stream;
-  void* lent;  // null: none, or it was taken
+  void* lent;  // null: none, or it was taken and not given back
   size_t lent_bytes;
   size_t first_bytes;  // of the first request; 0: none came
   void* released[kMostReleased];
@@ -78,10 +78,13 @@ static void* allocate(void* context, size_t size_bytes, int32_t device, void* st
 // magi_device_allocator.release
 static void release(void* context, void* data, size_t size_bytes, int32_t device, void* stream) {
   (void)context;
-  (void)size_bytes;
   (void)device;
-  (void)stream;
   CallMemory* const call = current_call;
+  if (call != NULL && call->lent == NULL && stream == call->stream) {
+    call->lent = data;  // a call that comes in sections asks again
+    call->lent_bytes = size_bytes;
+    return;
+  }
   if (call != NULL && call->num_released < kMostReleased) {
     call->released[call->num_released++] = data;
     return;

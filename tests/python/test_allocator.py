@@ -154,10 +154,11 @@ def test_functions_outlive_every_attention(given, fake_torch):
 
 class Caller:
     """A prepared call on GPU 0 whose library takes memory of `sizes` on stream 5 in turn, and gives
-    it back; `got`: the addresses.
+    it back, at the end or in_turn; `got`: the addresses.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_turn: bool = False) -> None:
+        self.in_turn = in_turn
         self.sizes: list[int] = []
         self.got: list[int | None] = []
         pointers = [ctypes.c_void_p] * 4
@@ -171,9 +172,13 @@ class Caller:
         )
 
     def _run(self, *_arguments) -> int:
-        self.got = [TORCH_ALLOCATOR.allocate(None, size, 0, 5) for size in self.sizes]
+        self.got = []
+        for size in self.sizes:
+            self.got.append(TORCH_ALLOCATOR.allocate(None, size, 0, 5))
+            if self.in_turn:
+                TORCH_ALLOCATOR.release(None, self.got[-1], size, 0, 5)
         for address, size in zip(self.got, self.sizes):
-            if address:
+            if address and not self.in_turn:
                 TORCH_ALLOCATOR.release(None, address, size, 0, 5)
         return 0
 
@@ -218,6 +223,14 @@ def test_nothing_is_lent_to_calls_on_another_gpu_or_stream(fake_torch):
     caller.forward(64)
     assert fake_torch.taken[3:] == [(64, 5)] and caller.got == [4 * 4096]
     assert len(fake_torch.given_back) == 4
+
+
+def test_sections_of_a_call_take_the_same_memory(fake_torch):
+    caller = Caller(in_turn=True)
+    caller.forward(64, 64, 32)
+    assert caller.got == [4096] * 3 and fake_torch.taken == [(64, 5)]
+    caller.forward(64, 64, 32)
+    assert caller.got == [8192] * 3 and fake_torch.given_back == [4096, 8192]
 
 
 def test_memory_that_is_not_there(fake_torch):
