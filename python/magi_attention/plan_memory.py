@@ -14,6 +14,7 @@ _SUM_BYTES = 4  # float32
 _ALIGNMENT = 256
 _LEAST_AREA = 4 << 20
 _MOST_DOUBLED = 1 << 30  # a larger area has no second one
+_MOST_DOUBLED_SAVING = 64 << 20  # nor has such a one for sections
 _SPARE_BYTES = 1 << 20
 
 
@@ -51,18 +52,46 @@ def memory_over_nvlink(plan: _Plan) -> tuple[NvlinkMemory, ...]:
     tables = json.loads(plan.to_json())
     if tables.get("num_head_shares", 1) > 1 or any(len(r["q"]) > 1 for r in tables["ranks"]):
         raise ValueError("plan moves queries or heads; allowed: a plan whose keys travel alone")
-    if "stages_in_flight" in tables:  # NCCL moves their rows, of which as many are on their way
+    most_doubled = _MOST_DOUBLED
+    if "stages_in_flight" in tables and all(e[1] == 1 for e in tables["exchanges"]):
+        tables, most_doubled = _section(tables), _MOST_DOUBLED_SAVING
+    elif "stages_in_flight" in tables:  # NCCL moves their rows, of which as many are on their way
         element = tables["config"]["element_bytes"]
         sizes = [2 * size for size in plan.report.rank_memory]
         return tuple(
             NvlinkMemory(0, size * element // (element + _SUM_BYTES), size) for size in sizes
         )
     layer = _Layer(tables)
-    window = layer.window_bytes()
+    window = layer.window_bytes(most_doubled)
     return tuple(
         NvlinkMemory(window, layer.forward_bytes(rank), layer.backward_bytes(rank))
         for rank in range(len(tables["ranks"]))
     )
+
+
+def _section(tables: dict) -> dict:
+    """The tables of one of the equal sections of heads in which ranks run stages by heads that take
+    turns (src/runtime/head_sections.hpp): without stages, own keys copied before those of others.
+    """
+    config, heads = tables["config"], tables["config"]["num_heads_kv"]
+    count = sum(e[0] == _KEYS_VALUES for e in tables["exchanges"])
+    while heads % count:
+        count += 1
+    sizes = {"num_heads_q": config["num_heads_q"] // count, "num_heads_kv": heads // count}
+    owned = [rank["k"][0][1] for rank in tables["ranks"]]
+    transfers = [[*t[:5], t[5] + owned[t[1]], t[6]] for t in tables["transfers"]]
+    ranks = []
+    for number, rank in enumerate(tables["ranks"]):
+        (own, (owner, others)), segment = rank["k"], int(rank["k"][1][1] > 0)
+        if segment:
+            transfers.append([number, number, 0, 1, 0, 0, owned[number]])
+            others += owned[number]
+        attend = [0, segment, 0, heads // count, 0, 1, 0]
+        ranks.append({**rank, "k": [own, [owner, others]], "attends": [attend]})
+    exchanges = [[role, 1, 0, heads // count] for role in (_KEYS_VALUES, _KEY_GRADIENTS)]
+    return {
+        "config": config | sizes, "ranks": ranks, "exchanges": exchanges, "transfers": transfers
+    }  # fmt: skip
 
 
 class _Layer:
@@ -81,15 +110,15 @@ class _Layer:
         # [src, dst, src row, dst segment, space, dst row, rows]
         self._transfers = tables["transfers"]
 
-    def window_bytes(self) -> int:
-        """Bytes of both areas, when the forward has come first."""
+    def window_bytes(self, most_doubled: int) -> int:
+        """Bytes of both areas, or of one larger than most_doubled, when the forward came first."""
         keys = sum(self._keys_bytes(e) for e in self._exchanges if e[0] == _KEYS_VALUES)
         partials = sum(self._partials_bytes(e) for e in self._exchanges if e[0] == _KEY_GRADIENTS)
         if not self._exchanges:
             return 0
         area = _grown(0, keys + _SPARE_BYTES)
         area = _grown(area, keys + partials + _SPARE_BYTES)
-        return area if area > _MOST_DOUBLED else 2 * area
+        return area if area > most_doubled else 2 * area
 
     def forward_bytes(self, rank: int) -> int:
         """A float32 out where several attends are merged."""

@@ -17,6 +17,7 @@ struct PassArgs {
   const AttentionResult& result;
   OutputGradients output_gradients = {};
   InputGradients input_gradients = {};
+  TensorView whole_out = {};  ///< of a section of the heads: out of all of them
 };
 
 /// The plan was made for as many ranks, and some device allows the options: StepMemory checks the

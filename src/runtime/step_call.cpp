@@ -130,6 +130,7 @@ void StepCall::prepare_pass() {
   pass_start_.digest = mix(mix(steps.plan.digest + static_cast<std::uint64_t>(args.pass), options_),
                            static_cast<std::uint64_t>(pass_start_.most_bytes));
   pass_start_.is_first = memory.is_first_pass();
+  pass_start_.is_saving = is_given(args.whole_out);
 }
 
 void StepCall::check_pass() {

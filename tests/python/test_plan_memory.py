@@ -108,9 +108,27 @@ def test_other_plans_are_refused(work):
         memory_over_nvlink(plan)
 
 
-def test_stages_that_take_turns_need_no_window():
-    bound = ROWS * (KEYS + SUMS) // 4
-    for memory in memory_over_nvlink(full(degree=8, max_exchange_bytes=bound)):
+@pytest.mark.parametrize("kind, keys", [("full", 2 * ROWS), ("causal", 2 * ROWS), ("full", ROWS)])
+def test_stages_by_heads_are_sections_without_stages(kind, keys):
+    q, k = [(0, 2 * ROWS)], [(0, keys)]
+    bound = keys // 2 * (KEYS + SUMS) * 3 // 4
+    plan = plan_of(q, k, kind, degree=3, max_exchange_bytes=bound)
+    assert "stages_in_flight" in plan.to_json()
+    section = plan_of(q, k, kind, heads=(16, 2))  # 3 stages of 8 heads are 4 sections
+    assert memory_over_nvlink(plan) == memory_over_nvlink(section)
+
+
+def test_large_sections_have_no_second_area():
+    bound, rows = 4 * ROWS * (KEYS + SUMS) * 3 // 4, 4 * ROWS
+    memory = memory_over_nvlink(full(rows=rows, degree=4, max_exchange_bytes=bound))
+    keys = 2 * rows * KEYS
+    assert memory[0].window == window_of(keys // 4, (keys + rows * SUMS) // 4) // 2
+    assert memory[0].window > 64 << 20
+
+
+def test_stages_by_rows_that_take_turns_need_no_window():
+    bound = ROWS * (KEYS + SUMS) // 8 // 4
+    for memory in memory_over_nvlink(full(heads=(8, 1), degree=8, max_exchange_bytes=bound)):
         assert memory.window == 0
         assert 0 < memory.backward <= 2 * bound
         assert memory.forward * (KEYS + SUMS) == memory.backward * KEYS

@@ -97,6 +97,20 @@ TEST_F(DistributedGpuTest, PartialGradientsMayTravelInTheTypeOfKeys) {
   }
 }
 
+TEST_F(DistributedGpuTest, StagesByHeadsAreSectionsOverNvlink) {
+  const AttentionCase test = make_gpu_case(masks_of_all_kinds(420)[5].mask, {8, 4, 64, 64}, 15);
+  PlanConfig config = plan_config(test, 4);
+  config.overlap_degree = 4;
+  const auto all = shared_plan(test.mask, config);
+  config.max_exchange_bytes = *std::ranges::max_element(all->report.rank_memory) / 2;
+  const auto plan = shared_plan(test.mask, config);
+  ASSERT_EQ(plan->stages_in_flight, 2);
+  const PipelineRun run = run_on_gpu(test, plan, {.repeats = 3, .is_over_nvlink = true});
+  const PipelineRun by_hand = run_on_gpu(test, all, {.is_over_nvlink = true, .num_sections = 4});
+  EXPECT_TRUE(run == by_hand);
+  EXPECT_EQ(run.workspace_bytes, by_hand.workspace_bytes);
+}
+
 TEST_F(DistributedGpuTest, RepeatsBitForBitInOneObjectAndInMany) {
   const AttentionCase test = make_gpu_case(masks_of_all_kinds(420)[5].mask, {8, 1, 64, 64}, 10);
   PlanConfig config = plan_config(test, 5);

@@ -30,31 +30,42 @@ using Bits = std::vector<std::uint16_t>;
 constexpr std::int32_t kRows = 640;
 constexpr std::int32_t kDim = 64;
 
-std::shared_ptr<const Plan> make_test_plan(std::int32_t num_ranks, bool is_causal) {
+std::shared_ptr<const Plan> make_test_plan(std::int32_t num_ranks, bool is_causal,
+                                           bool is_bounded = false) {
   const std::vector<std::int32_t> documents{0, 400, kRows};
   PlanConfig config{.num_ranks = num_ranks,
-                    .num_heads_q = 4,
-                    .num_heads_kv = 2,
+                    .num_heads_q = is_bounded ? 8 : 4,
+                    .num_heads_kv = is_bounded ? 4 : 2,
                     .head_dim_qk = kDim,
                     .head_dim_v = kDim,
-                    .overlap_degree = 0};
+                    .overlap_degree = is_bounded ? 4 : 0};
   config.placement.chunk_size = 40;
-  return std::make_shared<const Plan>(
-      make_plan(mask_from_cu_seqlens(documents, documents, {.is_causal = is_causal}), config));
+  const Mask mask = mask_from_cu_seqlens(documents, documents, {.is_causal = is_causal});
+  Plan plan = make_plan(mask, config);
+  if (is_bounded) {
+    config.max_exchange_bytes = *std::ranges::max_element(plan.report.rank_memory) / 2;
+    plan = make_plan(mask, config);
+    EXPECT_EQ(plan.stages_in_flight, 2);
+  }
+  return std::make_shared<const Plan>(std::move(plan));
 }
 
 /// One layer of a rank: its tensors, in bfloat16, and its calls.
 class Layer {
  public:
-  Layer(std::shared_ptr<const Plan> plan, Communicator& group)
+  Layer(const std::shared_ptr<const Plan>& plan, Communicator& group)
       : rank_(group.rank()), attention_(plan, group) {
     const std::int64_t rows = plan->placement_q.rows_of(rank_);
-    inputs_ = {.q = tensor(rows, 4), .k = tensor(rows, 2), .v = tensor(rows, 2)};
-    result_ = {.out = tensor(rows, 4), .lse = contiguous_view(nullptr, DType::Float32, {rows, 4})};
+    const std::int64_t heads_q = plan->config.num_heads_q, heads_kv = plan->config.num_heads_kv;
+    inputs_ = {
+        .q = tensor(rows, heads_q), .k = tensor(rows, heads_kv), .v = tensor(rows, heads_kv)};
+    result_ = {.out = tensor(rows, heads_q),
+               .lse = contiguous_view(nullptr, DType::Float32, {rows, heads_q})};
     result_.lse.device = 0;
-    result_.lse.data = buffers_.emplace_back(static_cast<std::size_t>(rows) * 16).data();
-    dout_ = tensor(rows, 4);
-    gradients_ = {.dq = tensor(rows, 4), .dk = tensor(rows, 2), .dv = tensor(rows, 2)};
+    result_.lse.data = buffers_.emplace_back(static_cast<std::size_t>(4 * rows * heads_q)).data();
+    dout_ = tensor(rows, heads_q);
+    gradients_ = {
+        .dq = tensor(rows, heads_q), .dk = tensor(rows, heads_kv), .dv = tensor(rows, heads_kv)};
   }
 
   /// Other values for everything that the layer reads.
@@ -102,6 +113,7 @@ class Layer {
         static_cast<std::size_t>(std::max<std::int64_t>(view.num_elements() * 2, 16));
     view.data = bytes_.emplace_back(size_bytes).data();
     cuda_check(cudaMemset(view.data, 0, size_bytes), "cudaMemset");
+    cuda_check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // others do not wait
     return view;
   }
 
@@ -140,11 +152,12 @@ class NvlinkGraphs : public GpuTest, public ::testing::WithParamInterface<std::i
 INSTANTIATE_TEST_SUITE_P(Ranks, NvlinkGraphs, ::testing::Values(2, 4),
                          ::testing::PrintToStringParamName());
 
+/// The second layer's stages take turns in memory, so its heads come in sections.
 TEST_P(NvlinkGraphs, TwoLayersInOneGraphFollowTheirKeys) {
   run([](Communicator& group, cudaStream_t stream) {
     constexpr std::uint64_t kDraws = 4;
-    const auto plan = make_test_plan(GetParam(), true);
-    Layer first(plan, group), second(plan, group);
+    Layer first(make_test_plan(GetParam(), true), group);
+    Layer second(make_test_plan(GetParam(), true, true), group);
     const auto step = [&] {
       first.forward(stream);
       second.forward(stream);
@@ -202,7 +215,7 @@ TEST_P(NvlinkGraphs, StreamsOfRanksMayShareAQueue) {
 
 TEST_P(NvlinkGraphs, ARefusedCaptureLeavesTheGroupUsable) {
   run([](Communicator& group, cudaStream_t stream) {
-    Layer layer(make_test_plan(GetParam(), true), group);
+    Layer layer(make_test_plan(GetParam(), true, true), group);
     layer.draw(1, stream);
     cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     group.allgather_sync({});  // what other threads of the process do may end a capture

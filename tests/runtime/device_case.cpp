@@ -47,10 +47,13 @@ PipelineRun run_on_gpu(const AttentionCase& test, const std::shared_ptr<const Pl
                 nvlink = make_nvlink_group({std::shared_ptr<void>(), &communicator}, 0,
                                            {.deadline = std::chrono::seconds(10)});
               }
-              testing::run_rank(
-                  test, plan, nvlink ? *nvlink : communicator,
-                  {.home = home, .kind = how.kind, .repeats = how.repeats, .options = how.options},
-                  run);
+              testing::run_rank(test, plan, nvlink ? *nvlink : communicator,
+                                {.home = home,
+                                 .kind = how.kind,
+                                 .repeats = how.repeats,
+                                 .options = how.options,
+                                 .num_sections = how.num_sections},
+                                run);
             },
             {.deadline = std::chrono::seconds(20)});
   return run;

@@ -32,6 +32,7 @@ struct GpuRun {
   int repeats = 1;
   AttentionOptions options = {.exchange_sms = 4};
   bool is_over_nvlink = false;
+  std::int32_t num_sections = 1;  ///< as in RankRun
 };
 testing::PipelineRun run_on_gpu(const testing::AttentionCase& test,
                                 const std::shared_ptr<const Plan>& plan, const GpuRun& how = {});

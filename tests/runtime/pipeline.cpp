@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "plan/placements.hpp"
+#include "runtime/head_sections.hpp"
 
 namespace magi::testing {
 namespace {
@@ -215,14 +216,26 @@ void run_rank(const AttentionCase& test, const std::shared_ptr<const Plan>& plan
               Communicator& communicator, const RankRun& how, PipelineRun& run) {
   const auto rank = static_cast<std::size_t>(communicator.rank());
   LocalCase local(test, *plan, communicator.rank(), how.home);
-  DistributedAttention attention(plan, communicator, how.options);
+  const bool is_whole = how.num_sections == 1;
+  DistributedAttention attention(is_whole ? plan : plan_of_section(*plan, how.num_sections),
+                                 communicator, how.options);
+  const AttentionInputs inputs = local.inputs();
+  const AttentionResult result = local.result();
+  const PassArgs args{.inputs = inputs,
+                      .result = result,
+                      .output_gradients = local.output_gradients(),
+                      .input_gradients = local.input_gradients()};
   CommCounters after_forward;
   for (int i = 0; i < how.repeats; ++i) {
-    attention.forward(local.inputs(), local.result(), how.home.stream());
+    for_each_section(args, how.num_sections, [&](const PassArgs& one) {
+      attention.forward(one.inputs, one.result, how.home.stream());
+    });
     if (i == 0) after_forward = communicator.counters();
     if (how.kind == PassKind::Forward) continue;
-    attention.backward(local.inputs(), local.result(), local.output_gradients(),
-                       local.input_gradients(), how.home.stream());
+    for_each_section(args, how.num_sections, [&](const PassArgs& one) {
+      attention.backward(one.inputs, one.result, one.output_gradients, one.input_gradients,
+                         how.home.stream());
+    });
   }
   how.home.take_back_sync();
   const CommCounters after_backward = communicator.counters();

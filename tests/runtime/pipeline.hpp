@@ -60,12 +60,13 @@ enum class PassKind { Forward, ForwardAndBackward };
 /// One rank's part of run_pipeline on a communicator of the caller's.
 void run_rank(const AttentionCase& test, const std::shared_ptr<const Plan>& plan,
               Communicator& communicator, PipelineRun& run);
-/// The same with its tensors elsewhere, `repeats` times.
+/// The same with its tensors elsewhere, `repeats` times; several sections: by calls of these.
 struct RankRun {
   TensorHome& home;
   PassKind kind = PassKind::ForwardAndBackward;
   int repeats = 1;
   AttentionOptions options = {};
+  std::int32_t num_sections = 1;
 };
 void run_rank(const AttentionCase& test, const std::shared_ptr<const Plan>& plan,
               Communicator& communicator, const RankRun& how, PipelineRun& run);

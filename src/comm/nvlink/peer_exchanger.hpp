@@ -23,7 +23,8 @@ class PeerLink;
 struct PassStart {
   std::int64_t most_bytes = 0;  ///< what it takes from `place` and for its moves' rows, at most
   std::uint64_t digest = 0;     ///< of the plan and the call
-  bool is_first = false;  ///< of its plan: no row moves before all ranks have shown this digest
+  bool is_first = false;   ///< of its plan: no row moves before all ranks have shown this digest
+  bool is_saving = false;  ///< memory is worth more to it than a wait for the peers as it begins
 };
 
 /// The way in which the keys of a table come.

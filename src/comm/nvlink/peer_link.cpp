@@ -20,6 +20,7 @@ constexpr std::int64_t kAlignment = 256;
 constexpr std::int64_t kLeastArea = std::int64_t{4} << 20;
 /// Above this an area has no second one to take turns with: memory is worth more than the wait.
 constexpr std::int64_t kMostDoubled = std::int64_t{1} << 30;
+constexpr std::int64_t kMostDoubledSaving = std::int64_t{64} << 20;  ///< PassStart::is_saving
 /// Small moves beside those that a pass announces.
 constexpr std::int64_t kSpareBytes = std::int64_t{1} << 20;
 constexpr std::uint64_t kMagic = 0x6d6167696c696e6b;  // "magilink"
@@ -138,7 +139,7 @@ void PeerLink::begin_pass(const PassStart& start, cudaStream_t stream) {
   check();
   const DeviceScope scope(device_);
   check_pass(start, stream);
-  if (start.most_bytes + kSpareBytes > area_bytes_) grow(start.most_bytes + kSpareBytes);
+  if (start.most_bytes + kSpareBytes > area_bytes_) grow(start);
   cudaGraph_t graph = graph_of_capture(stream);
   // A thread that frees memory or waits for the GPU holds up what others enqueue on it, and waits
   // for waits of theirs: all that share one enqueue a pass together.
@@ -199,7 +200,8 @@ std::int32_t PeerLink::next_move() {
 
 /// The old window may be in use by passes of this rank, which end first, and by those of peers,
 /// which have let it go when they come here.
-void PeerLink::grow(std::int64_t area_bytes) {
+void PeerLink::grow(const PassStart& start) {
+  const std::int64_t area_bytes = start.most_bytes + kSpareBytes;
   const std::int64_t wanted =
       align_up(std::max({area_bytes, kLeastArea, area_bytes_ + area_bytes_ / 4}), kLeastArea);
   std::string trouble;
@@ -207,7 +209,9 @@ void PeerLink::grow(std::int64_t area_bytes) {
     trouble = std::string("its GPU has failed: ") + cudaGetErrorString(status);
   }
   agree_sync(base_, trouble);
-  num_areas_ = wanted > kMostDoubled ? 1 : 2;
+  // Ranks that share a GPU's queue may not wait for each other's beginning of a pass.
+  const bool is_saving = start.is_saving && !is_sharing_gpu_;
+  num_areas_ = wanted > (is_saving ? kMostDoubledSaving : kMostDoubled) ? 1 : 2;
   area_bytes_ = 0;
   windows_.clear();
   windows_ = share_memory(base_, cards_, static_cast<std::size_t>(num_areas_ * wanted), deadline_);

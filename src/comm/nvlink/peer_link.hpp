@@ -85,7 +85,7 @@ class PeerLink {
 
  private:
   void prove_access();
-  void grow(std::int64_t area_bytes);
+  void grow(const PassStart& start);
   void watch();
   std::string failure_text(const PeerMailbox& box) const;
   /// The place where this rank was when the host learned of a failure.

@@ -36,7 +36,8 @@ void run_forward(StepCall& call) {
       arrivals.own_k = own[0];
       arrivals.own_v = own[1];
     }
-    guard_result(*keys, args.out);
+    const TensorView& whole_out = call.args.whole_out;
+    guard_result(*keys, whole_out.empty() ? args.out : whole_out);
     const auto run = attention.begin_in_flight(args, workspace, arrivals, call.stream);
     keys->push(call.stream);
     run->attend();

@@ -9,6 +9,7 @@
 #include "runtime/arrival/arrival.hpp"
 #include "runtime/check_attention.hpp"
 #include "runtime/flat_tensors.hpp"
+#include "runtime/head_sections.hpp"
 #include "runtime/step_call.hpp"
 #include "runtime/step_trace.hpp"
 #include "runtime/walk/walk.hpp"
@@ -28,6 +29,7 @@ struct AttentionState {
         options(choices),
         flat(plan->num_head_shares == 1 ? plan : std::make_shared<const Plan>(flat_plan(*plan))),
         steps(*flat, group.rank(), HeadShares(*plan, group.rank())),
+        num_sections(num_head_sections(*plan)),
         maximum(group.rank(), group.num_ranks()) {}
 
   /// Makes the memory of a device at its first call; one that is refused leaves no entry.
@@ -36,10 +38,43 @@ struct AttentionState {
   }
 
   void run(const PassArgs& args, void* stream) {
+    if (!runs_in_sections(args.inputs.q.device)) {
+      check(args, stream);
+      return execute(args, stream);
+    }
+    // Nothing is sent before all sections are known to be sound.
+    check_pass_args(steps, section->at(args.inputs.q.device).attends().backend(), args);
+    for_each_section(args, num_sections, [&](const PassArgs& one) { section->check(one, stream); });
+    CallTrace(trace, args.pass).span(SpanKind::Pass, -1, [&] {
+      for_each_section(args, num_sections,
+                       [&](const PassArgs& one) { section->execute(one, stream); });
+    });
+  }
+
+  /// Whether a call comes in sections of the heads, as ranks write each other's memory
+  /// (head_sections.hpp). The first call on a GPU decides: such a group has no other GPU.
+  bool runs_in_sections(std::int32_t device) {
+    if (num_sections == 1 || device == kCpuDevice) return false;
+    if (section != nullptr) return true;
+    const auto exchanger =
+        communicator.make_exchanger(device, options.allocator, {.has_passes = true});
+    if (exchanger == nullptr || comm::as_peer_exchanger(*exchanger) == nullptr) {
+      num_sections = 1;
+      return false;
+    }
+    section = std::make_unique<AttentionState>(plan_of_section(*plan, num_sections), communicator,
+                                               options);
+    return true;
+  }
+
+  void check(const PassArgs& args, void* stream) {
     StepMemory& memory = at(args.inputs.q.device);
     check_pass_args(steps, memory.attends().backend(), args);
     check_stream(memory.exchanger(), communicator, args.inputs.q.device, stream);
-    StepCall call(steps, memory, args, stream, trace);
+  }
+
+  void execute(const PassArgs& args, void* stream) {
+    StepCall call(steps, at(args.inputs.q.device), args, stream, trace);
     std::optional<FlatTensors> per_share;
     if (steps.shares.count > 1) per_share.emplace(call);
     abort_group_on_error(communicator, [&] { call.prepare_pass(); });
@@ -77,6 +112,8 @@ struct AttentionState {
   AttentionOptions options;
   std::shared_ptr<const Plan> flat;  ///< what runs
   RankSteps steps;
+  std::int32_t num_sections;                ///< see runs_in_sections
+  std::unique_ptr<AttentionState> section;  ///< which the sections take in turn
   comm::RankMaximum maximum;
   std::map<std::int32_t, StepMemory> memories;  ///< by device, those used so far
   StepTrace trace;
@@ -103,7 +140,9 @@ const Plan& DistributedAttention::plan() const { return *state().plan; }
 
 std::size_t DistributedAttention::workspace_bytes() const {
   std::size_t total = 0;
-  for (const auto& [device, memory] : state().memories) total += memory.size_bytes();
+  for (const AttentionState* one = &state(); one != nullptr; one = one->section.get()) {
+    for (const auto& [device, memory] : one->memories) total += memory.size_bytes();
+  }
   return total;
 }
 
