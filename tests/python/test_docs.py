@@ -51,7 +51,7 @@ def test_example_of_backends(capsys):
     with mock.patch.dict(os.environ):
         exec(blocks("docs/backends.md")[0], {})
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == 5 and shown[0].startswith("ffa|cutedsl") and ": cpu" in shown[0]
+    assert len(shown) == 6 and shown[0].startswith("ffa|cutedsl") and ": cpu" in shown[0]
 
 
 def test_example_of_memory(capsys):
