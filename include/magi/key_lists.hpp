@@ -27,10 +27,12 @@ void attention_backward_cpu(const BackwardArgs& args, const KeyLists& lists);
 
 /// The forward on a GPU of compute capability 9.0: all tensors in device memory, float16 or
 /// bfloat16, head dims up to 128, any number of query heads of a kv head (of 64 or 128 at a time;
-/// fewer take as long as 64). Enqueued on `stream` (a cudaStream_t; null: the default stream): the
-/// host reads no entry and nothing waits, so the call can be captured and replayed with other
-/// entries in the same tensor. Bitwise equal results from call to call. sm_margin: multiprocessors
-/// left to others. Throws InvalidArgument naming the tensor, CudaError when the launch fails.
+/// fewer take as long as 64). Or latents: q and k of 576 in bfloat16, v the first 512 columns of k
+/// in its memory, without softcap and max_logits. Enqueued on `stream` (a cudaStream_t; null: the
+/// default stream): the host reads no entry and nothing waits, so the call can be captured and
+/// replayed with other entries in the same tensor. Bitwise equal results from call to call.
+/// sm_margin: multiprocessors left to others. Throws InvalidArgument naming the tensor, CudaError
+/// when the launch fails.
 void attention_forward_cuda(const ForwardArgs& args, const KeyLists& lists, std::int32_t sm_margin,
                             void* stream);
 
@@ -43,11 +45,11 @@ struct ListedBackwardTuning {
 };
 
 /// The backward, as the forward. out and dout have the type of q, and nothing is added to what is
-/// there. Rows whose lse * log2(e) is 2^14 (float16: 2^11) and more go through a slow kernel in
-/// float64: one float32 does not hold such an lse. Memory for float32 sums, 4 * (2 * heads_q *
-/// rows_q + heads_kv * rows_k * (dim_qk + dim_v)) bytes, comes from the library's pool in stream
-/// order; a graph holds its own. Where is_fast is false, it is about 256 MiB more, or what one
-/// query needs.
+/// there. Latents have no dv: it is added to dk. Rows whose lse * log2(e) is 2^14 (float16: 2^11)
+/// and more go through a slow kernel in float64: one float32 does not hold such an lse. Memory for
+/// float32 sums, 4 * (2 * heads_q * rows_q + heads_kv * rows_k * (dim_qk + dim_v)) bytes, comes
+/// from the library's pool in stream order; a graph holds its own. Where is_fast is false, it is
+/// about 256 MiB more, or what one query needs.
 void attention_backward_cuda(const BackwardArgs& args, const KeyLists& lists,
                              const ListedBackwardTuning& tuning, void* stream);
 

@@ -31,9 +31,10 @@ typedef struct magi_key_lists {
 
 /* Attention on one device under lists; backend of the inputs is not read, sm_margin and
  * is_fast_backward on a GPU alone. Tensors in host memory, or all on one GPU of compute capability
- * 9.0, in 16-bit types with head dims up to 128: then the call is enqueued on the stream (a
- * cudaStream_t), reads no entry on the host and may be captured. There is_fast_backward is faster,
- * and gradients of k and v may differ in their last bits from call to call. */
+ * 9.0, in 16-bit types with head dims up to 128, or 576 with v the first 512 columns of k, without
+ * dv, which dk then holds too: then the call is enqueued on the stream (a cudaStream_t), reads no
+ * entry on the host and may be captured. There is_fast_backward is faster, and gradients of k and v
+ * may differ in their last bits from call to call. */
 MAGI_API magi_status magi_listed_attention_forward(const magi_key_lists* lists,
                                                    const magi_attention_inputs* inputs,
                                                    const magi_attention_result* result,

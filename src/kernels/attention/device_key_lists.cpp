@@ -12,6 +12,7 @@
 #include "kernels/attention/built_in.hpp"
 #include "kernels/attention/checks.hpp"
 #include "kernels/attention/combine.hpp"
+#include "kernels/sm90/listed/latent.hpp"
 #include "kernels/sm90/listed/listed_backward.hpp"
 #include "kernels/sm90/listed/listed_forward.hpp"
 #include "magi/key_lists.hpp"
@@ -20,12 +21,53 @@
 namespace magi {
 namespace {
 
+constexpr const char* kWithLatents = " with head dims 576 and 512 under lists on a GPU";
+
+/// The limits of kernels that gather keys: those of slices but for head dims.
+AttentionLimits listed_limits() {
+  AttentionLimits limits = sm90_backend()->limits();
+  limits.dim_qk.max = sm90::kLatentDim;
+  limits.dim_v.max = sm90::kLatentValueDim;
+  return limits;
+}
+
+/// Throws unless values are the first columns of keys.
+void check_latents(const TensorView& k, const TensorView& v) {
+  const bool has_strides =
+      v.stride[0] == k.stride[0] && (k.shape[1] == 1 || v.stride[1] == k.stride[1]);
+  if (v.num_elements() == 0 || (v.data == k.data && has_strides)) return;
+  throw invalid("v", "apart from k", std::string("k[..., :512], in its memory,") + kWithLatents);
+}
+
+/// The arguments with a dv in dk where latents have none.
+BackwardArgs with_dv(const BackwardArgs& args) {
+  BackwardArgs whole = args;
+  if (!sm90::has_latent_dims(args.q, args.v)) return whole;
+  if (args.dv.data != nullptr && args.dv.num_elements() > 0) {
+    throw invalid("dv", "given", std::string("none, as it is added to dk,") + kWithLatents);
+  }
+  whole.dv = args.dk;
+  whole.dv.shape[2] = sm90::kLatentValueDim;
+  return whole;
+}
+
 /// Throws for what the kernels that gather keys do not take, beyond those of slices.
-void check_listed_dims(const TensorView& q, const TensorView& v) {
+template <typename Args>
+void check_listed_dims(const Args& args) {
+  if (sm90::has_latent_dims(args.q, args.v)) {
+    if (args.q.dtype != DType::BFloat16) {
+      throw invalid("q.dtype", dtype_name(args.q.dtype), std::string("bfloat16") + kWithLatents);
+    }
+    if (args.params.softcap > 0.0) {
+      throw invalid("softcap", args.params.softcap, std::string("0 (off)") + kWithLatents);
+    }
+    return check_latents(args.k, args.v);
+  }
   for (const auto& [name, dim] :
-       {std::pair{"q.shape[2]", q.shape[2]}, {"v.shape[2]", v.shape[2]}}) {
+       {std::pair{"q.shape[2]", args.q.shape[2]}, {"v.shape[2]", args.v.shape[2]}}) {
     if (dim > sm90::kMaxListedDim) {
-      throw invalid(name, dim, "multiples of 8 from 8 to 128 under lists on a GPU");
+      throw invalid(name, dim,
+                    "multiples of 8 from 8 to 128, or 576 beside 512 of v, under lists on a GPU");
     }
   }
 }
@@ -52,7 +94,8 @@ TensorView sums_like(const TensorView& gradient, float* data) {
 }
 
 struct BackwardPlaces {
-  BackwardPlaces(const BackwardArgs& args, const KeyLists& lists, bool is_fast) {
+  BackwardPlaces(const BackwardArgs& args, const KeyLists& lists, bool is_fast)
+      : is_latent(sm90::has_latent_dims(args.q, args.v)) {
     Arena arena;
     if (!is_fast && args.q.num_elements() > 0) {
       sums = sm90::key_parts_of(args, lists);
@@ -60,22 +103,25 @@ struct BackwardPlaces {
     }
     delta = arena.add<float>(args.q.shape[0] * args.q.shape[1]);
     dk_sums = arena.add<float>(args.dk.num_elements());
-    dv_sums = arena.add<float>(args.dv.num_elements());
+    if (!is_latent) dv_sums = arena.add<float>(args.dv.num_elements());
     size_bytes = arena.size_bytes();
   }
+  bool is_latent;  ///< dv is in dk
   std::optional<sm90::OrderedKeySums> sums;
   std::size_t parts = 0, delta = 0, dk_sums = 0, dv_sums = 0, size_bytes = 0;
 };
 
 void run_backward(const BackwardArgs& args, const KeyLists& lists, std::int32_t sm_margin,
                   const BackwardPlaces& places, void* workspace, cudaStream_t stream) {
-  const sm90::ListedBackwardMemory memory{.delta = part_at<float>(workspace, places.delta),
-                                          .dk_sums = part_at<float>(workspace, places.dk_sums),
-                                          .dv_sums = part_at<float>(workspace, places.dv_sums),
-                                          .parts = part_at<std::byte>(workspace, places.parts)};
+  const sm90::ListedBackwardMemory memory{
+      .delta = part_at<float>(workspace, places.delta),
+      .dk_sums = part_at<float>(workspace, places.dk_sums),
+      .dv_sums = places.is_latent ? nullptr : part_at<float>(workspace, places.dv_sums),
+      .parts = part_at<std::byte>(workspace, places.parts)};
   sm90::enqueue_listed_backward(args, lists, sm_margin, memory,
                                 places.sums ? &*places.sums : nullptr, stream);
   combine(sums_like(args.dk, memory.dk_sums), args.dk, Combination::Write, stream);
+  if (places.is_latent) return;
   combine(sums_like(args.dv, memory.dv_sums), args.dv, Combination::Write, stream);
 }
 
@@ -84,11 +130,14 @@ void run_backward(const BackwardArgs& args, const KeyLists& lists, std::int32_t 
 void attention_forward_cuda(const ForwardArgs& args, const KeyLists& lists, std::int32_t sm_margin,
                             void* stream) {
   if (!sm90_backend()->serves(args.q.device)) refuse_device(args.q.device);
-  check_attention(sm90_backend()->limits(), args, args.q.device);
-  check_listed_dims(args.q, args.v);
+  check_attention(listed_limits(), args, args.q.device);
+  check_listed_dims(args);
   check_lists(lists, args.q, args.k);
   if (!args.slices.empty()) throw invalid("slices", "given", "none beside lists");
   if (args.is_merging) throw invalid("is_merging", "true", "false under lists on a GPU");
+  if (sm90::has_latent_dims(args.q, args.v) && !args.max_logits.empty()) {
+    throw invalid("max_logits", "given", std::string("none") + kWithLatents);
+  }
   const DeviceScope scope(args.q.device);
   sm90::enqueue_listed_forward(args, lists, sm_margin, static_cast<cudaStream_t>(stream));
 }
@@ -96,8 +145,8 @@ void attention_forward_cuda(const ForwardArgs& args, const KeyLists& lists, std:
 void attention_backward_cuda(const BackwardArgs& args, const KeyLists& lists,
                              const ListedBackwardTuning& tuning, void* stream) {
   if (!sm90_backend()->serves(args.q.device)) refuse_device(args.q.device);
-  check_attention(sm90_backend()->limits(), args, args.q.device);
-  check_listed_dims(args.q, args.v);
+  check_attention(listed_limits(), with_dv(args), args.q.device);
+  check_listed_dims(args);
   check_lists(lists, args.q, args.k);
   check_gradients(args);
   const DeviceScope scope(args.q.device);

@@ -28,6 +28,16 @@ std::vector<double> sink_heads_of(const GuardedTensor& sink, std::int64_t begin,
   return values;
 }
 
+/// Adds dv to the first columns of dk, which it then is part of.
+void join_rows(const reference::DenseInput& in, reference::DenseGradients& gradients) {
+  const auto dim_qk = static_cast<std::size_t>(in.dim_qk);
+  const auto dim_v = static_cast<std::size_t>(in.dim_v);
+  for (std::size_t i = 0; i < gradients.dv.size(); ++i) {
+    gradients.dk[i / dim_v * dim_qk + i % dim_v] += gradients.dv[i];
+  }
+  gradients.dv.clear();
+}
+
 /// Poison was not added to.
 void take_away(std::vector<double>& sums, const std::vector<double>& start) {
   for (std::size_t i = 0; i < sums.size(); ++i) sums[i] -= std::isnan(start[i]) ? 0.0 : start[i];
@@ -205,7 +215,7 @@ void expect_lse(double seen, double expected, const char* name, std::int64_t pla
 GradientRule::GradientRule(const reference::DenseInput& in, const reference::RowCounts& counts,
                            DType type, Given given)
     : type_(type) {
-  const auto& [dout, dlse, stored] = given;
+  const auto& [dout, dlse, stored, has_joined_rows] = given;
   reference::DenseOutput output = dense_forward(in, counts);
   reference::DenseInput rounding = in;
   rounding.rounding = reference::rounding_of(type);
@@ -217,12 +227,15 @@ GradientRule::GradientRule(const reference::DenseInput& in, const reference::Row
   noise_q_ = noise(in.k);
   noise_k_ = noise(in.q);
   noise_sink_ = noise({1.0});
+  if (has_joined_rows) join_rows(in, truth_);
+  if (has_joined_rows) join_rows(in, plain_);
   if (stored.empty()) return;
   // The rounding of a stored out is no error of the backward, and in the plain computation it may
   // happen to cancel that of its weights: exact gradients from the stored out are as plain, the
   // worse ones count.
   output.out = stored;
-  const auto exact = dense_backward(in, counts, output, dout, dlse);
+  auto exact = dense_backward(in, counts, output, dout, dlse);
+  if (has_joined_rows) join_rows(in, exact);
   for (const Gradient gradient : {&reference::DenseGradients::dq, &reference::DenseGradients::dk,
                                   &reference::DenseGradients::dsink}) {
     if (reference::max_error(exact.*gradient, truth_.*gradient) >
@@ -266,7 +279,7 @@ void GradientRule::check_head(const GuardedGradients& seen, std::int32_t kv_head
     if (seen.dsink) take_away(dsink, sink_heads_of(*start->dsink, first, group));
   }
   check(dk, &reference::DenseGradients::dk, noise_k_, "dk");
-  check(dv, &reference::DenseGradients::dv, 0.0, "dv");
+  if (!truth_.dv.empty()) check(dv, &reference::DenseGradients::dv, 0.0, "dv");
   if (seen.dsink) check(dsink, &reference::DenseGradients::dsink, noise_sink_, "dsink");
 }
 

@@ -128,8 +128,9 @@ class GradientRule {
   /// What a backward was given besides the inputs.
   struct Given {
     std::vector<double> dout;
-    std::vector<double> dlse;    ///< empty: none
-    std::vector<double> stored;  ///< out as it was stored; empty: exact
+    std::vector<double> dlse;      ///< empty: none
+    std::vector<double> stored;    ///< out as it was stored; empty: exact
+    bool has_joined_rows = false;  ///< v is in k, and the gradient of v in that of k
   };
   GradientRule(const reference::DenseInput& in, const reference::RowCounts& counts, DType type,
                Given given);

@@ -60,20 +60,21 @@ __device__ __forceinline__ std::int32_t first_from(const std::uint32_t* keys, st
 /// Adds rows parts[begin, end) of `rows` to one row of sums, one after the other. By a warp.
 __device__ __forceinline__ void add_parts(float* sum, const float* rows, const std::int32_t* parts,
                                           std::int32_t begin, std::int32_t end, std::int32_t dim) {
-  const std::int32_t column = static_cast<std::int32_t>(threadIdx.x) % 32 * kColumns;
-  if (column >= dim) return;
-  auto* target = reinterpret_cast<float4*>(sum + column);
-  float4 total = *target;
+  const std::int32_t first = static_cast<std::int32_t>(threadIdx.x) % 32 * kColumns;
+  for (std::int32_t column = first; column < dim; column += 32 * kColumns) {
+    auto* target = reinterpret_cast<float4*>(sum + column);
+    float4 total = *target;
 #pragma unroll 4
-  for (std::int32_t i = begin; i < end; ++i) {
-    const float4 x =
-        __ldcs(reinterpret_cast<const float4*>(rows + std::int64_t{parts[i]} * dim + column));
-    total.x += x.x;
-    total.y += x.y;
-    total.z += x.z;
-    total.w += x.w;
+    for (std::int32_t i = begin; i < end; ++i) {
+      const float4 x =
+          __ldcs(reinterpret_cast<const float4*>(rows + std::int64_t{parts[i]} * dim + column));
+      total.x += x.x;
+      total.y += x.y;
+      total.z += x.z;
+      total.w += x.w;
+    }
+    *target = total;
   }
-  *target = total;
 }
 
 /// One warp for each key of each kv head.

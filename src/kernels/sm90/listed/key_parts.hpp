@@ -22,7 +22,7 @@ struct KeyPartShape {
   std::int32_t heads_kv = 1;
   std::int32_t rows_k = 0;
   std::int32_t dim_qk = 0;
-  std::int32_t dim_v = 0;
+  std::int32_t dim_v = 0;  ///< 0 for latents, whose dk is both gradients
 
   std::int64_t parts_per_row() const {
     return std::int64_t{head_groups} * num_positions * heads_kv;

@@ -7,6 +7,7 @@
 #include "cuda/arena.hpp"
 #include "cuda/check.hpp"
 #include "kernels/sm90/conversions.hpp"
+#include "kernels/sm90/listed/latent.hpp"
 #include "kernels/sm90/listed/launch.hpp"
 #include "kernels/sm90/listed/listed_arguments.hpp"
 #include "kernels/sm90/listed/prepare.hpp"
@@ -55,6 +56,7 @@ void enqueue_sinks(const BackwardArgs& args, const ListedRowParams& rows, cudaSt
 }
 
 const ListedBackwardInstance& instance_for(const BackwardArgs& args, bool has_parts) {
+  if (has_latent_dims(args.q, args.v)) return latent_backward_instance(has_parts);
   const ListedBackwardInstance* instance = find_listed_backward_instance(
       args.q.dtype, to_int(std::max(args.q.shape[2], args.v.shape[2])),
       to_int(args.q.shape[1] / args.k.shape[1]), has_parts);
@@ -110,7 +112,7 @@ OrderedKeySums key_parts_of(const BackwardArgs& args, const KeyLists& lists) {
                           .heads_kv = shape.heads_kv,
                           .rows_k = to_int(args.k.shape[0]),
                           .dim_qk = shape.dim_qk,
-                          .dim_v = shape.dim_v},
+                          .dim_v = has_latent_dims(args.q, args.v) ? 0 : shape.dim_v},
                          args.q.shape[0]);
   sums.layout = key_part_layout(sums.shape);
   return sums;
@@ -121,7 +123,7 @@ void enqueue_listed_backward(const BackwardArgs& args, const KeyLists& lists,
                              const OrderedKeySums* sums, cudaStream_t stream) {
   const std::int32_t num_sms = count_free_sms(args.q.device, sm_margin);
   clear(memory.dk_sums, args.dk, stream);
-  clear(memory.dv_sums, args.dv, stream);
+  if (memory.dv_sums != nullptr) clear(memory.dv_sums, args.dv, stream);
   const ListedRowParams rows = row_params(args, memory);
   if (args.q.num_elements() == 0) return enqueue_sinks(args, rows, stream);
   enqueue_listed_delta(rows, args.q.dtype, stream);

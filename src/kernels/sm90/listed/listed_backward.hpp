@@ -16,7 +16,7 @@ namespace magi::sm90 {
 struct ListedBackwardMemory {
   float* delta = nullptr;    ///< [rows_q, heads_q]
   float* dk_sums = nullptr;  ///< [rows_k, heads_kv, dim_qk]
-  float* dv_sums = nullptr;  ///< [rows_k, heads_kv, dim_v]
+  float* dv_sums = nullptr;  ///< [rows_k, heads_kv, dim_v]; null for latents: in dk_sums
   void* parts = nullptr;     ///< as key_parts_of says, where sums have an order
 };
 
@@ -27,8 +27,8 @@ struct OrderedKeySums {
 };
 OrderedKeySums key_parts_of(const BackwardArgs& args, const KeyLists& lists);
 
-/// Enqueues dq, dsink, and dk and dv as float32 sums in `memory`. `sums`: null where these have no
-/// order.
+/// Enqueues dq, dsink, and dk and dv as float32 sums in `memory`; those of latents are one. `sums`:
+/// null where these have no order.
 void enqueue_listed_backward(const BackwardArgs& args, const KeyLists& lists,
                              std::int32_t sm_margin, const ListedBackwardMemory& memory,
                              const OrderedKeySums* sums, cudaStream_t stream);

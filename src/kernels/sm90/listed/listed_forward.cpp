@@ -6,6 +6,7 @@
 #include "base/check.hpp"
 #include "cuda/check.hpp"
 #include "kernels/sm90/conversions.hpp"
+#include "kernels/sm90/listed/latent.hpp"
 #include "kernels/sm90/listed/launch.hpp"
 #include "kernels/sm90/listed/listed_arguments.hpp"
 #include "kernels/sm90/poison.hpp"
@@ -48,10 +49,13 @@ void enqueue_listed_forward(const ForwardArgs& args, const KeyLists& lists, std:
   }
   if (args.q.num_elements() == 0) return;
   const ListedInstance* instance =
-      find_listed_instance({.type = args.q.dtype,
-                            .dim = to_int(std::max(args.q.shape[2], args.v.shape[2])),
-                            .heads = to_int(args.q.shape[1] / args.k.shape[1]),
-                            .is_general = args.params.softcap > 0.0 || !args.max_logits.empty()});
+      has_latent_dims(args.q, args.v)
+          ? &latent_instance()
+          : find_listed_instance(
+                {.type = args.q.dtype,
+                 .dim = to_int(std::max(args.q.shape[2], args.v.shape[2])),
+                 .heads = to_int(args.q.shape[1] / args.k.shape[1]),
+                 .is_general = args.params.softcap > 0.0 || !args.max_logits.empty()});
   MAGI_CHECK(instance != nullptr);
   const ListedForwardParams params = listed_params(args, lists, instance->config);
   const std::int32_t num_ctas =

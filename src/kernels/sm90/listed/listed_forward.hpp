@@ -11,7 +11,7 @@
 // and made the device current.
 namespace magi::sm90 {
 
-/// The largest head dim of q, k and v under lists.
+/// The largest head dim of q, k and v under lists, other than those of latents.
 inline constexpr std::int32_t kMaxListedDim = 128;
 
 /// Enqueues out, lse, max_logits and the lists' report.

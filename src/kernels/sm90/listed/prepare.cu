@@ -20,9 +20,9 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const ListedRowParams p
   const bool is_row = row < std::int64_t{params.rows_q} * params.heads_q;
   const std::int64_t token = row / params.heads_q;
   const std::int64_t head = row % params.heads_q;
-  const int d = static_cast<int>(threadIdx.x) % kLanes * 8;
+  const int first = static_cast<int>(threadIdx.x) % kLanes * 8;
   float sum = 0.0f;
-  if (is_row && d < params.dim_v) {
+  for (int d = first; is_row && d < params.dim_v; d += 8 * kLanes) {
     const uint4 out =
         *reinterpret_cast<const uint4*>(row_at<const std::uint16_t>(params.out, token, head) + d);
     const uint4 dout =
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const ListedRowParams p
   for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
     sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
   }
-  if (!is_row || d != 0) return;
+  if (!is_row || first != 0) return;
   const float lse = *row_at<float>(params.lse, token, head);
   const float dlse = params.dlse.data == nullptr ? 0.0f : *row_at<float>(params.dlse, token, head);
   params.delta[row] = fabsf(lse) * kLog2E == INFINITY ? 0.0f : sum - dlse;

@@ -13,8 +13,8 @@ namespace magi::sm90 {
 struct ListedRowParams {
   std::int32_t rows_q = 0;
   std::int32_t heads_q = 0;
-  std::int32_t dim_v = 0;  ///< at most 128
-  StridedRows out;         ///< of 16-bit type, like dout
+  std::int32_t dim_v = 0;
+  StridedRows out;  ///< of 16-bit type, like dout
   StridedRows dout;
   StridedRows lse;
   StridedRows dlse;  ///< without data where there is none

@@ -32,9 +32,29 @@ std::int32_t random_entry(const ListedCase& test, RandomStream& random) {
   return bad[static_cast<std::size_t>(random.between(0, 3))];
 }
 
+/// Makes values of the first columns of keys, for the reference: calls get a view of k.
+void join_values(GuardedInputs& inputs) {
+  for (std::int64_t row = 0; row < inputs.v.rows(); ++row) {
+    for (std::int64_t head = 0; head < inputs.v.heads(); ++head) {
+      for (std::int64_t d = 0; d < inputs.v.dim(); ++d) {
+        inputs.v.set(row, head, d, inputs.k.get(row, head, d));
+      }
+    }
+  }
+}
+
+template <typename Args>
+void put_inputs(const ListedCase& test, const GuardedInputs& inputs, Args& args) {
+  inputs.put_into(args);
+  if (!test.is_latent()) return;
+  args.v = args.k;
+  args.v.shape[2] = test.dim_v;
+}
+
 /// Inputs, of which all rows may have the sinks of the first.
 GuardedInputs inputs_of(const ListedCase& test) {
   GuardedInputs inputs(test.shape(), test.seed, test.magnitude);
+  if (test.is_latent()) join_values(inputs);
   if (!test.repeats_sinks) return inputs;
   std::vector<double> sinks;
   const std::vector<double> first = values_of(*inputs.sink);
@@ -48,7 +68,7 @@ GuardedInputs inputs_of(const ListedCase& test) {
 ForwardArgs args_of(const ListedCase& test, const GuardedInputs& inputs,
                     const GuardedOutputs& outputs) {
   ForwardArgs args;
-  inputs.put_into(args);
+  put_inputs(test, inputs, args);
   outputs.put_into(args, test.has_max_logits);
   if (test.repeats_sinks) args.sink.stride[0] = 0;
   return args;
@@ -77,8 +97,9 @@ struct ListedBackward {
   void run_sync(const GuardedInputs& inputs, const ListedIndices& lists) {
     magi::test::run_sync(test, inputs, lists, outputs);
     BackwardArgs args;
-    inputs.put_into(args);
+    put_inputs(test, inputs, args);
     gradients.put_into(args);
+    if (test.is_latent()) args.dv = {};
     args.sink = args_of(test, inputs, outputs).sink;
     args.out = outputs.out.view();
     args.lse = outputs.lse.view(2);
@@ -93,7 +114,8 @@ struct ListedBackward {
   void check_head(const GuardedInputs& inputs, const ListedIndices& lists,
                   std::int32_t kv_head) const {
     const std::int32_t group = test.shape().group(), first = kv_head * group;
-    GradientRule::Given given{.dout = heads_of(dout, first, group)};
+    GradientRule::Given given{.dout = heads_of(dout, first, group),
+                              .has_joined_rows = test.is_latent()};
     if (test.has_dlse) given.dlse = heads_of(dlse, first, group);
     given.stored = heads_of(outputs.out, first, group);
     const GradientRule rule(inputs.dense(kv_head), lists.counts_of(kv_head), test.type,

@@ -40,6 +40,8 @@ struct ListedCase {
     return {type, rows_q, rows_k, heads_q, heads_kv, dim_qk, dim_v, layout, num_sinks, params};
   }
   DType written_type() const { return has_float_out ? DType::Float32 : type; }
+  /// Whether keys are latents, whose first columns are the values.
+  bool is_latent() const { return dim_qk == 576 && dim_v == 512; }
 };
 
 std::ostream& operator<<(std::ostream& stream, const ListedCase& test);

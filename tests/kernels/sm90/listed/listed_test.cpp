@@ -184,6 +184,104 @@ INSTANTIATE_TEST_SUITE_P(Instances, ListedTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
                                             ::testing::Values(64, 128)));
 
+/// Keys that are latents: values are their first columns.
+class LatentTest : public GpuTest {
+ protected:
+  static ListedCase base(std::int32_t heads) {
+    ListedCase test;
+    test.dim_qk = 576;
+    test.dim_v = 512;
+    test.heads_q = heads;
+    test.rows_q = 3;
+    return test;
+  }
+};
+
+TEST_F(LatentTest, HeadsAndLengthsAroundTiles) {
+  for (const std::int32_t heads : {1, 63, 64, 65, 128, 200}) check_listed(base(heads));
+  for (const std::int32_t entries : {1, 63, 64, 65, 127, 128, 129, 192, 700}) {
+    ListedCase test = base(20);
+    test.entries = entries;
+    check_listed(test);
+    test.has_full_lists = true;
+    check_listed(test);
+  }
+}
+
+TEST_F(LatentTest, NothingToSee) {
+  ListedCase test = base(70);
+  test.entries = 0;
+  check_listed(test);
+  test.num_sinks = 2;
+  check_listed(test);
+  test.entries = 30;
+  test.rows_k = 0;
+  check_listed(test);
+  test.rows_q = 0;
+  check_listed(test);
+}
+
+/// Items follow each other through the rings of one CTA or two, and add to the same keys.
+TEST_F(LatentTest, OneMultiprocessorWalksAllItems) {
+  ListedCase test = base(70);
+  test.heads_kv = 2;
+  test.heads_q *= 2;
+  test.rows_q = 9;
+  test.sm_margin = device_info(0).num_sms - 1;
+  for (const std::int32_t entries : {20, 100, 200}) {
+    test.entries = entries;
+    check_listed(test);
+  }
+}
+
+TEST_F(LatentTest, SinksScaleLayoutsAndFloatOut) {
+  for (const Layout layout : {Layout::PaddedRows, Layout::HeadMajor}) {
+    ListedCase test = base(66);
+    test.layout = layout;
+    test.num_sinks = 3;
+    test.has_dlse = true;
+    check_listed(test);
+    test.params.sink_layout = SinkLayout::RowSinkHead;
+    test.params.softmax_scale = 0.2;
+    test.has_float_out = true;
+    check_listed(test);
+  }
+}
+
+TEST_F(LatentTest, SumsInOrder) {
+  for (const int heads : {20, 130}) {
+    ListedCase test = base(heads);
+    test.is_fast = false;
+    check_listed_backward(test);
+    test.block_keys = 7;
+    test.entries = 30;
+    check_listed_backward(test);
+  }
+}
+
+TEST_F(LatentTest, RandomCases) {
+  for (int i = 0; i < num_random_masks() / 4; ++i) {
+    const auto seed = static_cast<std::uint64_t>(first_random_mask() + i);
+    RandomStream random(seed);
+    ListedCase test = base(random.between(1, random.chance(50) ? 16 : 130));
+    test.seed = seed;
+    test.heads_kv = random.between(1, 2);
+    test.heads_q *= test.heads_kv;
+    test.rows_q = random.between(1, 6);
+    test.rows_k = random.between(1, 400);
+    test.block_keys = random.chance(70) ? 1 : random.between(2, 40);
+    test.entries = random.between(0, 400) / test.block_keys;
+    test.sm_margin = random.chance(50) ? 0 : device_info(0).num_sms - random.between(1, 4);
+    test.layout = static_cast<Layout>(random.between(0, 2));
+    test.num_sinks = random.chance(70) ? 0 : 1;
+    test.has_dlse = random.chance(30);
+    test.is_fast = random.chance(50);
+    check_listed_forward(test);
+    if (i % 2 == 0) check_listed_backward(test);
+    if (HasFailure()) break;
+  }
+}
+
 using ListedRefusalTest = GpuTest;
 
 std::string refusal(const ForwardArgs& args, const KeyLists& lists, int sm_margin = 0) {
@@ -241,6 +339,30 @@ TEST_F(ListedRefusalTest, NamesWhatIsNotTaken) {
   back.dk = back.dv = wide.view().slice(1, 0, 1);
   EXPECT_EQ(refusal(back, indices.view()),
             "is_accumulating is true; allowed: false under lists on a GPU");
+}
+
+TEST_F(ListedRefusalTest, NamesWhatIsNotTakenOfLatents) {
+  ListedCase test;
+  test.rows_q = 4;
+  const ListedIndices indices(test);
+  const GuardedTensor q(DType::BFloat16, 4, 2, 576), k(DType::BFloat16, 300, 1, 576);
+  const GuardedTensor lse(DType::Float32, 4, 2, 1), v(DType::BFloat16, 300, 1, 512);
+  ForwardArgs args;
+  args.q = args.out = q.view();
+  args.k = args.v = k.view();
+  args.lse = lse.view(2);
+  args.v.shape[2] = args.out.shape[2] = 512;
+  const std::string with = "with head dims 576 and 512 under lists on a GPU";
+  args.params.softcap = 2.0;
+  EXPECT_EQ(refusal(args, indices.view()), "softcap is 2; allowed: 0 (off) " + with);
+  args.params.softcap = 0.0;
+  args.v = v.view();
+  EXPECT_EQ(refusal(args, indices.view()),
+            "v is apart from k; allowed: k[..., :512], in its memory, " + with);
+  args.v.shape[2] = args.out.shape[2] = 256;
+  EXPECT_EQ(refusal(args, indices.view()),
+            "q.shape[2] is 576; allowed: multiples of 8 from 8 to 128, or 576 beside 512 of v, "
+            "under lists on a GPU");
 }
 
 }  // namespace
