@@ -168,6 +168,43 @@ def test_gradients_under_lists_of_keys(heads, softcap):
         check_close(f, w, factor=8.0)
 
 
+@pytest.mark.parametrize("heads", [64, 130])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_latents(heads, deterministic):
+    """One row of 576 is the key, and its first 512 columns are the value."""
+    leaves = q, rows = inputs(rows_q=40, heads=(heads, 1), dim=576)[:2]
+    sink = torch.randn(2, heads, device="cuda", requires_grad=True)
+    lists = key_lists()[:40, :1].contiguous()
+
+    def step():
+        out, meta = flex_flash_attn_func(
+            q, rows, rows[..., :512], index_sparse_indices=lists, sink=sink,
+            deterministic=deterministic,
+        )  # fmt: skip
+        upstream = torch.ones_like(out), torch.ones_like(meta.lse)
+        return out, *torch.autograd.grad((out, meta.lse), (*leaves, sink), upstream)
+
+    found = step()
+    counts = counts_of_lists(lists.cpu(), heads, ROWS)
+    exact = as_float64(*leaves, sink)
+    out, lse, _ = dense.attention(*exact[:2], exact[1][..., :512], counts, exact[2])
+    wanted = torch.autograd.grad((out, lse), exact, [torch.ones_like(t) for t in (out, lse)])
+    for f, w in zip(found, (out, *wanted)):
+        check_close(f, w, factor=8.0)
+    if deterministic:
+        assert all(torch.equal(f, w) for f, w in zip(step(), found))
+
+
+def test_latents_that_are_not_taken():
+    q, k, v = (t.detach() for t in inputs(heads=(8, 1), dim=576))
+    lists = key_lists()[:, :1].contiguous()
+    with pytest.raises(ValueError, match="v is apart from k; allowed"):
+        flex_flash_attn_func(q, k, v[..., :512].contiguous(), index_sparse_indices=lists)
+    k.requires_grad_()
+    with pytest.raises(ValueError, match="v is no view of k for autograd; allowed"):
+        flex_flash_attn_func(q, k, k.detach()[..., :512], index_sparse_indices=lists)
+
+
 def test_a_captured_backward_follows_the_lists_of_keys():
     leaves = inputs()
     lists = key_lists()
@@ -193,7 +230,7 @@ def test_a_captured_backward_follows_the_lists_of_keys():
 
 def test_what_kernels_do_not_take_is_refused_by_name():
     q, k, v = (t.detach() for t in inputs(dim=192))
-    with pytest.raises(ValueError, match="192; allowed: multiples of 8 from 8 to 128 under lists"):
+    with pytest.raises(ValueError, match="192; allowed: multiples of 8 from 8 to 128, or 576"):
         flex_flash_attn_func(q, k, v, index_sparse_indices=key_lists())
 
 

@@ -61,6 +61,19 @@ def test_gradients_of_everything(layout, block):
         close(f, e)
 
 
+def test_latents():
+    """One row of 576 is the key, and its first 512 columns are the value."""
+    q, rows, _ = inputs(ROWS_Q, ROWS_K, (4, 1), dim=576)
+    lists = lists_of(9)[:, :1]
+    out, _ = flex_flash_attn_func(q, rows, rows[..., :512], index_sparse_indices=lists)
+    counts = counts_of_lists(lists, 4, ROWS_K)
+    wanted, _, _ = dense.attention(q, rows, rows[..., :512], counts)
+    upstream = torch.randn_like(out)
+    close(out.detach(), wanted.detach())
+    for f, e in zip(*(torch.autograd.grad(x, (q, rows), upstream) for x in (out, wanted))):
+        close(f, e)
+
+
 def test_order_does_not_matter_and_duplicates_count():
     q, k, v = inputs(ROWS_Q, ROWS_K, HEADS)
     lists = lists_of(9)

@@ -146,6 +146,13 @@ class Options(NamedTuple):
     is_fast_backward: bool = False
 
 
+def is_latent(q, v) -> bool:
+    """Whether keys are latents on a GPU, whose first columns are the values: dk has the gradient of
+    both.
+    """
+    return q.is_cuda and (q.shape[2], v.shape[2]) == (576, 512)
+
+
 class Call:
     """Attention of tensors of one kind: the shapes, strides, types and device of q, k, v and sink,
     and the options. Any number of threads may use it at once.
@@ -211,6 +218,8 @@ class Call:
 
     def _gradients(self, q, k, v, sink):
         dsink = None if sink is None else sink.new_empty(sink.shape)
+        if is_latent(q, v):
+            return q.new_empty(q.shape), k.new_empty(k.shape), None, dsink
         if self._is_dense:
             return _empty_like(q), _empty_like(k), _empty_like(v), dsink
         return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
@@ -232,9 +241,9 @@ class Call:
             self._runner.backwards.refuse(error)
 
     def backward(self, dout, dlse, q, k, v, out, lse, sink):
-        """dq, dk, dv and dsink (None without a sink); dout and dlse are contiguous, dlse may be
-        None. Errors as forward, and ValueError for others than forward had: hooks of saved tensors
-        may give back anything.
+        """dq, dk, dv (None where is_latent) and dsink (None without a sink); dout and dlse are
+        contiguous, dlse may be None. Errors as forward, and ValueError for others than forward had:
+        hooks of saved tensors may give back anything.
         """
         # What tells the forms of tensors does not tell of those that are negated lazily.
         is_negated = q.is_neg() or k.is_neg() or v.is_neg() or out.is_neg() or lse.is_neg()

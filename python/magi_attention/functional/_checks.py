@@ -94,10 +94,15 @@ def _check_kind(name: str, tensor: torch.Tensor, limits: Limits) -> None:
 
 
 def check_qkv(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: str | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    backend: str | None = None,
+    under_lists: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q [rows, heads_q, dim] and k, v as plain tensors whose type, device, layout and head counts
-    fit each other and, on a GPU, the backend of this name; None: the library's own.
+    fit each other and, on a GPU, the backend of this name; None: the library's own, which takes
+    wider latents under lists of keys.
     """
     refuse_transforms()
     q, k, v = (_as_rows_of_heads(*named) for named in (("q", q), ("k", k), ("v", v)))
@@ -122,6 +127,8 @@ def check_qkv(
         )
     if q.device.type == "cuda":
         limits = known_limits(backend, q.get_device())
+        if under_lists:
+            limits = limits._replace(head_dim_qk=(8, 576, 8), head_dim_v=(8, 512, 8))
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             _check_kind(name, tensor, limits)
     return q, k, v

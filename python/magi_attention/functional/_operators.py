@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from magi_attention._native.attention import Call, Options, accumulator_dtype
+from magi_attention._native.attention import Call, Options, accumulator_dtype, is_latent
 from magi_attention._native.lists import KeyLists, listed_call
 from magi_attention._native.tensors import as_plain, refuse_tangent
 from magi_attention.backends._table import ensure
@@ -71,13 +71,14 @@ def fake_forward(q, k, v, with_max_logits: bool):
 
 
 def fake_backward(q, k, v, sink, out, lse):
-    """dq, dk, dv and dsink of a backward call, not filled; dsink is empty without a sink. torch
-    asks for them too if one tensor is on meta.
+    """dq, dk, dv and dsink of a backward call, not filled; dv is empty where is_latent, dsink
+    without a sink. torch asks for them too if one tensor is on meta.
     """
     for name, tensor in (("k", k), ("v", v), ("out", out), ("lse", lse)):
         check_place(name, tensor, q.device)
     dsink = q.new_empty((0,)) if sink is None else sink.new_empty(sink.shape)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
+    dv = v.new_empty((0,) if is_latent(q, v) else v.shape)
+    return q.new_empty(q.shape), k.new_empty(k.shape), dv, dsink
 
 
 def forward(call, q, k, v, sink):
@@ -89,8 +90,8 @@ def forward(call, q, k, v, sink):
 def backward(call, dout, dlse, q, k, v, out, lse, sink):
     """Allocates what fake_backward describes."""
     dout, dlse = dout.contiguous(), None if dlse is None else dlse.contiguous()
-    dq, dk, dv, dsink = call.backward(dout, dlse, q, k, v, out, lse, sink)
-    return dq, dk, dv, q.new_empty((0,)) if dsink is None else dsink
+    dq, dk, *others = call.backward(dout, dlse, q, k, v, out, lse, sink)
+    return dq, dk, *(q.new_empty((0,)) if x is None else x for x in others)
 
 
 def flex_call(
@@ -197,7 +198,7 @@ def _define_form(name: str, form: _Form) -> None:
         with_max_logits, sm_margin = (False, first) if is_backward else (first, second)
         scale, softcap = number_of(scale, scale_symbol), number_of(softcap, softcap_symbol)
         ensure(backend)
-        q, k, v = qkv = check_qkv(q, k, v, backend)
+        q, k, v = qkv = check_qkv(q, k, v, backend, under_lists=name == "listed")
         check_sm_margin(sm_margin, backend)
         check_params(scale or None, softcap, q.dtype)
         sink = check_computed_sink(sink, layout, q)
@@ -275,6 +276,9 @@ class ListedAttention(torch.autograd.Function):
         try:
             refuse_derivatives(dout, dlse)
             *tensors, sink, symbol, cap_symbol = ctx.saved_tensors
+            q, k, v = tensors[:3]
+            if is_latent(q, v):  # hooks may have given back tensors apart
+                tensors[2] = k[..., : v.shape[2]]
             dq, dk, dv, dsink = listed_backward_op(
                 dout, dlse, *tensors, sink, *ctx.params, symbol, cap_symbol
             )
@@ -282,4 +286,5 @@ class ListedAttention(torch.autograd.Function):
             if ctx.refuse is not None:
                 ctx.refuse(error)
             raise
+        dv = None if is_latent(q, v) else dv  # it is in dk
         return dq, dk, dv, None, None if sink is None else dsink, *[None] * 4

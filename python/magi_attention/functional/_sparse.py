@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from magi_attention._native.attention import Options
+from magi_attention._native.attention import Options, is_latent
 from magi_attention._native.masked import BlockCall, BlockShape
 from magi_attention._native.tensors import is_intercepted
 from magi_attention.common._block_ranges import (
@@ -148,7 +148,9 @@ def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple
     """sink: the tensor or None, and its layout; numbers: softmax_scale, softcap, return_max_logits,
     sm_margin, deterministic.
     """
-    q, k, v = check_qkv(*qkv)
+    q, k, v = check_qkv(*qkv, under_lists=True)
+    if is_latent(q, v) and not torch.compiler.is_compiling():
+        _check_latents(*qkv[1:])
     softmax_scale, softcap, with_max_logits, sm_margin, deterministic = numbers
     scale, softcap = check_params(softmax_scale, softcap, q.dtype)
     sink, layout = check_sink(*sink, q)
@@ -160,6 +162,18 @@ def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple
     )
     check_word(word)
     return out, SparseForwardMeta(lse, max_logits if with_max_logits else None, word)
+
+
+def _check_latents(k: torch.Tensor, v: torch.Tensor) -> None:
+    """ValueError unless gradients that reach k for v as well are those of one tensor."""
+    base = k if k._base is None else k._base
+    if not torch.is_grad_enabled() or not (k.requires_grad or v.requires_grad):
+        return
+    if v._base is not base or k.requires_grad != v.requires_grad:
+        raise ValueError(
+            "v is no view of k for autograd; allowed with head dims 576 and 512 on a GPU: "
+            "k[..., :512], or both views of one tensor"
+        )
 
 
 def heads_in_rows(q, k, indices) -> int:

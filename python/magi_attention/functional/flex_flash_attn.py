@@ -149,9 +149,11 @@ def flex_flash_attn_func(
       sees in the heads of each kv head, or the blocks of sparse_k_block_size keys (the last may be
       shorter), in any order. -1 is none; an entry that occurs n times counts n times. Other entries
       that are no block count as none; meta.error_word counts them (MAGI_ATTENTION_SANITY_CHECK=1
-      makes them ValueError). On a GPU head dims are up to 128. MagiAttention's form for several kv
-      heads is taken too: q [rows_q * heads_kv, group, dim] and k, v [rows_k * heads_kv, 1, dim],
-      the heads of a row one after the other. Results have that form.
+      makes them ValueError). On a GPU head dims are up to 128, or 576 if v is the view
+      k[..., :512] (bfloat16, no softcap and max_logits): the gradient of k then holds that of v.
+      MagiAttention's form for several kv heads is taken too: q [rows_q * heads_kv, group, dim] and
+      k, v [rows_k * heads_kv, 1, dim], the heads of a row one after the other. Results have that
+      form.
     - q_block_size: 2 to 256: each list holds for a block of queries, [blocks, heads_kv, n].
 
     Returns out [rows_q, heads_q, dim of v] in q's type and a meta with lse [rows_q, heads_q]
