@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention under lists of single keys on a GPU: sparse_index_bench.py --out FILE [--rounds N]
 
-bf16, head dim 128, lists of 2,048 random keys of 32,768 for each of as many queries and each kv
-head. TFLOP/s of the pairs that are seen: 4 * dim operations of each in the forward, 10 * dim in the
-backward; medians of rounds that time every case once, by events around one call. `gqa16` has 16
-query heads for each of 8 kv heads, whose lists differ: each gathered byte serves 16 operations, so
-that L2 bounds the rate.
+bf16, lists of 2,048 random keys of 32,768 for each of as many queries and each kv head. TFLOP/s of
+the pairs that are seen: 2 * (dim + dim of v) operations of each in the forward, 2.5 times as many
+in the backward; medians of rounds that time every case once, by events around one call. Head dims
+are 128, `mla576` has 576 and 512: latents, whose first columns are the values. `gqa16` has 16 query
+heads for each of 8 kv heads, whose lists differ: each gathered byte serves 16 operations, so that
+L2 bounds the rate.
 """
 
 import argparse
@@ -17,8 +18,13 @@ import torch
 
 from magi_attention.functional import flex_flash_attn_func
 
-ROWS_Q, ROWS_K, DIM, ENTRIES = 32768, 32768, 128, 2048
-HEADS = {"sparse.index1": (128, 1), "sparse.index1.gqa16": (128, 8)}
+ROWS_Q, ROWS_K, ENTRIES = 32768, 32768, 2048
+# Heads and head dims.
+CASES = {
+    "sparse.index1": (128, 1, 128, 128),
+    "sparse.index1.gqa16": (128, 8, 128, 128),
+    "sparse.mla576": (128, 1, 576, 512),
+}
 
 
 def milliseconds(call):
@@ -33,19 +39,22 @@ def milliseconds(call):
 class Case:
     """Tensors of one problem and its two calls."""
 
-    def __init__(self, heads):
-        shapes = ((ROWS_Q, heads[0], DIM), (ROWS_K, heads[1], DIM), (ROWS_K, heads[1], DIM))
+    def __init__(self, heads_q, heads_kv, dim, dim_v):
+        shapes = [(ROWS_Q, heads_q, dim), (ROWS_K, heads_kv, dim), (ROWS_K, heads_kv, dim_v)]
         self._leaves = [
-            torch.randn(s, device="cuda", dtype=torch.bfloat16).requires_grad_() for s in shapes
+            torch.randn(s, device="cuda", dtype=torch.bfloat16).requires_grad_()
+            for s in (shapes if dim == dim_v else shapes[:2])
         ]
-        size = (ROWS_Q, heads[1], ENTRIES)
+        self._dim_v = dim_v
+        size = (ROWS_Q, heads_kv, ENTRIES)
         self._lists = torch.randint(ROWS_K, size, dtype=torch.int32, device="cuda")
-        self._upstream = torch.randn_like(self._leaves[0])
         self._out = self.attend(*self._leaves)
-        self.pairs = ROWS_Q * heads[0] * ENTRIES
+        self._upstream = torch.randn_like(self._out)
+        self.operations = 2 * (dim + dim_v) * ROWS_Q * heads_q * ENTRIES
 
-    def attend(self, *qkv):
-        return flex_flash_attn_func(*qkv, index_sparse_indices=self._lists)[0]
+    def attend(self, q, k, v=None):
+        v = k[..., : self._dim_v] if v is None else v
+        return flex_flash_attn_func(q, k, v, index_sparse_indices=self._lists)[0]
 
     def forward(self):
         with torch.no_grad():
@@ -61,13 +70,14 @@ def main():
     )
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="", help="how names of cases begin")
     options = parser.parse_args()
     torch.manual_seed(0)
-    cases = {name: Case(heads) for name, heads in HEADS.items()}
+    cases = {name: Case(*sizes) for name, sizes in CASES.items() if name.startswith(options.only)}
     calls = {
-        f"{name}.{which}": (getattr(case, which), operations * DIM * case.pairs)
+        f"{name}.{which}": (getattr(case, which), factor * case.operations)
         for name, case in cases.items()
-        for which, operations in (("forward", 4), ("backward", 10))
+        for which, factor in (("forward", 1.0), ("backward", 2.5))
     }
     times: dict = {name: [] for name in calls}
     for round_idx in range(options.rounds + 2):  # two to warm up
