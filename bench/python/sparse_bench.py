@@ -4,7 +4,8 @@
 (compiled, its BlockMask given), FlashAttention-4 (its lists of blocks given) and the same masks as
 ranges: sparse_bench.py [--out FILE]
 
-Each kv head has a mask of its own; every block of queries sees as many random blocks of keys.
+Each kv head has a mask of its own; every block of queries sees as many random blocks of keys or,
+in causal masks as MoBA has them, the best by random scores.
 Rates are 4 (backward: 10) * visible pairs * heads * dim per second. A round times every side once,
 in an order drawn anew, by a burst of calls between two events; figures are medians over the rounds.
 Rates are those of the library by itself. The results of all sides are compared first.
@@ -30,7 +31,8 @@ SHARE = 0.125
 class Shape:
     """rows of q and k, query and kv heads, queries and keys of a block, visible blocks of each
     block of queries, and whether FlexAttention takes such blocks: multiples of 128 x 128 on this
-    GPU. FlashAttention-4 takes blocks of 64, too.
+    GPU. FlashAttention-4 takes blocks of 64, too. is_causal: a block of queries sees its own block
+    of keys, up to the diagonal, and the best of those before it.
     """
 
     name: str
@@ -39,12 +41,16 @@ class Shape:
     blocks: tuple[int, int]
     num_visible: int
     has_flex: bool = False
+    is_causal: bool = False
 
     def num_blocks(self) -> tuple[int, int]:
         return -(-self.rows // self.blocks[0]), -(-self.rows // self.blocks[1])
 
     def flop(self, dim: int) -> float:
         pairs = self.rows * self.num_visible * self.blocks[1]
+        if self.is_causal:  # blocks are square, and the first ones of queries have fewer before
+            size, few = self.blocks[0], self.num_visible
+            pairs -= few * (few - 1) // 2 * size**2 + self.rows * (size - 1) // 2
         return 4.0 * pairs * self.heads[0] * dim
 
 
@@ -54,14 +60,19 @@ def shapes(rows: int) -> list[Shape]:
         Shape("block64", rows, (64, 8), (64, 64), int(rows / 64 * SHARE)),
         Shape("q16k64", rows, (64, 8), (16, 64), int(rows / 64 * SHARE)),
         Shape("block64.video", rows * 27 // 8, (8, 8), (64, 64), 64),
+        Shape("moba", rows, (64, 8), (128, 128), 24, is_causal=True),
+        Shape("moba12", rows, (64, 8), (128, 128), 12, is_causal=True),
+        Shape("moba64", rows, (64, 8), (64, 64), 48, is_causal=True),
     ]
 
 
 def random_mask(shape: Shape) -> torch.Tensor:
     num_q, num_k = shape.num_blocks()
     scores = torch.rand(shape.heads[1], num_q, num_k, device="cuda")
+    if shape.is_causal:
+        scores = (scores + 2 * torch.eye(num_q, device="cuda")).tril()
     chosen = scores.topk(shape.num_visible, dim=-1).indices
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(2, chosen, True)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(2, chosen, True) & (scores > 0)
 
 
 def flex_side(q, k, v, mask: torch.Tensor, shape: Shape):
@@ -150,7 +161,10 @@ def sides_of(shape: Shape, dim: int, options) -> tuple[dict, tuple]:
     ]
     mask = random_mask(shape)
     sizes = {"q_block_size": shape.blocks[0], "k_block_size": shape.blocks[1]}
+    sizes["is_causal"] = shape.is_causal
     sides = {"magi": lambda: block_sparse_attn_func(*inputs, mask, **sizes)[0]}
+    if shape.is_causal:  # the others' masks are made of whole blocks
+        return sides, tuple(inputs)
     if options.ranges:
         sides["ranges"] = range_side(*inputs, mask, shape)
     if options.flex and shape.has_flex:

@@ -477,7 +477,8 @@ __device__ void tell_outcome(const BlockKeyBuild& build, std::int32_t head) {
   build.outcomes[head] = {
       .num_records = is_fitting ? static_cast<std::int64_t>(build.counts[head]) : 0,
       .num_tiles = num_tiles,
-      .num_items = num_tiles * (build.shape.grid.heads_kv / build.shape.grid.mask_heads),
+      .num_items = num_tiles * build.shape.num_splits *
+                   (build.shape.grid.heads_kv / build.shape.grid.mask_heads),
       .is_overflowing = is_fitting ? 0 : 1,
       .has_unseen = build.shape.marks_seen ? 1 : 0};
 }

@@ -21,6 +21,7 @@ struct BlockKeyShape {
   BlockGrid grid;
   std::int32_t tile_keys = 128;
   std::int64_t max_records = 0;  ///< of each head of the mask, up to 2^31 - 1
+  std::int32_t num_splits = 1;   ///< items that share a k tile of a kv head
   /// Tiles may have rows of several blocks, some not seen: the build marks the seen rows.
   bool marks_seen = false;
 

@@ -68,6 +68,21 @@ std::int32_t packed_heads_of(std::int32_t heads_per_kv, std::int32_t tile_rows,
   return 1;
 }
 
+/// Cuts the k tiles of a run with few of them into items for parts of the head groups: under a
+/// causal mask, many blocks see early keys and few see late ones, so that the longest k tile alone
+/// may take twice a multiprocessor's share of all.
+void split_tiles(TileSpan& span, const BackwardProblem& problem) {
+  constexpr std::int32_t kItemsPerCta = 4;
+  constexpr std::int32_t kBlockTiles = 128;  // whose splits come before those of the next tiles
+  while (span.groups_per_item % 2 == 0 && span.item_end < kItemsPerCta * problem.num_ctas) {
+    span.num_splits *= 2;
+    span.groups_per_item /= 2;
+    span.item_end *= 2;
+    span.block_tiles = std::min(span.num_tiles, kBlockTiles);
+    span.slot_heads = problem.heads_kv;
+  }
+}
+
 /// All of a list that does not depend on the mask's entries: every k tile is an item for each kv
 /// head, which walks all its query heads and adds to dQ in no order.
 BackwardList list_frame(const BackwardArgs& args, const BackwardState& state,
@@ -90,6 +105,7 @@ BackwardList list_frame(const BackwardArgs& args, const BackwardState& state,
                  .num_tiles = num_tiles,
                  .groups_per_item = heads_per_kv / list.packed_heads,
                  .block_tiles = num_tiles}};
+  if (state.instance->config.makes_dq()) split_tiles(list.spans.front(), list.problem);
   return list;
 }
 
@@ -197,6 +213,7 @@ BlockBackwardCall block_backward_call(const BackwardArgs& args, const BlockMask&
   const BackwardArgs part = makes_dq ? part_of(args, 0, mask.heads) : args;
   state.list = list_frame(part, state, call.shape, num_sms);
   state.num_ctas = to_int(std::min<std::int64_t>(state.list.num_items(), num_sms));
+  if (!state.list.spans.empty()) call.shape.num_splits = state.list.spans.front().num_splits;
   call.shape.marks_seen =
       mask.k_block % call.shape.tile_keys != 0 || mask.q_block % state.list.tile_tokens != 0;
   call.layout = block_key_layout(call.shape);
