@@ -19,11 +19,8 @@ GpuFacts facts_of(std::int32_t device) {
   const DeviceInfo info = device_info(device);
   GpuFacts facts{.name = device_name(device), .major = info.major, .minor = info.minor};
   facts.num_sms = info.num_sms;
+  facts.block_shared_bytes = info.shared_bytes;
   const DeviceScope scope(device);
-  int shared_bytes = 0;
-  cuda_check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-             "cudaDeviceGetAttribute");
-  facts.block_shared_bytes = shared_bytes;
   std::size_t free_bytes = 0, total_bytes = 0;
   cuda_check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
   facts.memory_bytes = static_cast<std::int64_t>(total_bytes);
