@@ -64,7 +64,7 @@ void multiply_pair(const MicroKernels<Real>& kernels, const Strip& strip,
                   .col_end = strip.panels.end});
 }
 
-/// What passes over keys have: rows are keys, columns are queries.
+/// Memory of passes over keys, whose rows are keys and whose columns are queries.
 template <typename Real>
 struct KeyWorkspace {
   PackedBlock<Real> queries;  ///< panels times query_factor
