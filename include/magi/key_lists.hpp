@@ -27,12 +27,14 @@ void attention_backward_cpu(const BackwardArgs& args, const KeyLists& lists);
 
 /// The forward on a GPU of compute capability 9.0: all tensors in device memory, float16 or
 /// bfloat16, head dims up to 128, any number of query heads of a kv head (of 64 or 128 at a time;
-/// fewer take as long as 64). Or latents: q and k of 576 in bfloat16, v the first 512 columns of k
-/// in its memory, without softcap and max_logits. Enqueued on `stream` (a cudaStream_t; null: the
-/// default stream): the host reads no entry and nothing waits, so the call can be captured and
-/// replayed with other entries in the same tensor. Bitwise equal results from call to call.
-/// sm_margin: multiprocessors left to others. Throws InvalidArgument naming the tensor, CudaError
-/// when the launch fails.
+/// fewer take as long as 64). Of up to 32, without softcap and max_logits, neighbouring queries
+/// share 64: keys that their lists share are read once. Their lists take up to about 256 MiB of the
+/// library's pool, or of a graph's own memory, until the call is done. Or latents: q and k of 576
+/// in bfloat16, v the first 512 columns of k in its memory, without softcap and max_logits.
+/// Enqueued on `stream` (a cudaStream_t; null: the default stream): the host reads no entry and
+/// nothing waits, so the call can be captured and replayed with other entries in the same tensor.
+/// Bitwise equal results from call to call. sm_margin: multiprocessors left to others. Throws
+/// InvalidArgument naming the tensor, CudaError when the launch fails.
 void attention_forward_cuda(const ForwardArgs& args, const KeyLists& lists, std::int32_t sm_margin,
                             void* stream);
 

@@ -100,6 +100,9 @@ struct BackwardPlaces {
     if (!is_fast && args.q.num_elements() > 0) {
       sums = sm90::key_parts_of(args, lists);
       parts = arena.add<std::byte>(static_cast<std::int64_t>(sums->layout.size_bytes));
+    } else if (args.q.num_elements() > 0) {
+      joined = sm90::joined_layout_of(args, lists);
+      joined_lists = arena.add<std::byte>(static_cast<std::int64_t>(joined.size_bytes));
     }
     delta = arena.add<float>(args.q.shape[0] * args.q.shape[1]);
     dk_sums = arena.add<float>(args.dk.num_elements());
@@ -108,7 +111,8 @@ struct BackwardPlaces {
   }
   bool is_latent;  ///< dv is in dk
   std::optional<sm90::OrderedKeySums> sums;
-  std::size_t parts = 0, delta = 0, dk_sums = 0, dv_sums = 0, size_bytes = 0;
+  sm90::JoinedLayout joined;
+  std::size_t parts = 0, joined_lists = 0, delta = 0, dk_sums = 0, dv_sums = 0, size_bytes = 0;
 };
 
 void run_backward(const BackwardArgs& args, const KeyLists& lists, std::int32_t sm_margin,
@@ -117,12 +121,27 @@ void run_backward(const BackwardArgs& args, const KeyLists& lists, std::int32_t 
       .delta = part_at<float>(workspace, places.delta),
       .dk_sums = part_at<float>(workspace, places.dk_sums),
       .dv_sums = places.is_latent ? nullptr : part_at<float>(workspace, places.dv_sums),
-      .parts = part_at<std::byte>(workspace, places.parts)};
+      .parts = part_at<std::byte>(workspace, places.parts),
+      .joined_layout = places.joined,
+      .joined = part_at<std::byte>(workspace, places.joined_lists)};
   sm90::enqueue_listed_backward(args, lists, sm_margin, memory,
                                 places.sums ? &*places.sums : nullptr, stream);
   combine(sums_like(args.dk, memory.dk_sums), args.dk, Combination::Write, stream);
   if (places.is_latent) return;
   combine(sums_like(args.dv, memory.dv_sums), args.dv, Combination::Write, stream);
+}
+
+/// Calls run(memory) with `bytes` that hold until the work which it enqueues is done: those of a
+/// graph as long as the graph.
+template <typename Run>
+void with_memory(std::size_t bytes, std::int32_t device, cudaStream_t stream, const Run& run) {
+  if (cudaGraph_t graph = graph_of_capture(stream); bytes > 0 && graph != nullptr) {
+    const auto held = std::make_shared<const DeviceBuffer>(bytes);
+    keep_with_graph(graph, held);
+    return run(held->data());
+  }
+  const StreamBuffer own(bytes, device, stream);
+  run(own.data());
 }
 
 }  // namespace
@@ -139,7 +158,11 @@ void attention_forward_cuda(const ForwardArgs& args, const KeyLists& lists, std:
     throw invalid("max_logits", "given", std::string("none") + kWithLatents);
   }
   const DeviceScope scope(args.q.device);
-  sm90::enqueue_listed_forward(args, lists, sm_margin, static_cast<cudaStream_t>(stream));
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  const sm90::ListedForwardCall call = sm90::listed_forward_call(args, lists);
+  with_memory(call.joined.size_bytes, args.q.device, cuda_stream, [&](void* memory) {
+    sm90::enqueue_listed_forward(args, lists, call, sm_margin, memory, cuda_stream);
+  });
 }
 
 void attention_backward_cuda(const BackwardArgs& args, const KeyLists& lists,
@@ -152,13 +175,9 @@ void attention_backward_cuda(const BackwardArgs& args, const KeyLists& lists,
   const DeviceScope scope(args.q.device);
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   const BackwardPlaces places(args, lists, tuning.is_fast);
-  if (cudaGraph_t graph = graph_of_capture(cuda_stream); graph != nullptr) {
-    const auto held = std::make_shared<const DeviceBuffer>(places.size_bytes);
-    keep_with_graph(graph, held);
-    return run_backward(args, lists, tuning.sm_margin, places, held->data(), cuda_stream);
-  }
-  const StreamBuffer own(places.size_bytes, args.q.device, cuda_stream);
-  run_backward(args, lists, tuning.sm_margin, places, own.data(), cuda_stream);
+  with_memory(places.size_bytes, args.q.device, cuda_stream, [&](void* memory) {
+    run_backward(args, lists, tuning.sm_margin, places, memory, cuda_stream);
+  });
 }
 
 }  // namespace magi

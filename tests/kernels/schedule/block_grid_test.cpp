@@ -185,6 +185,9 @@ TEST(BlockGridTest, LongerListsComeFirst) {
   for (const std::int32_t num_k : {1, 512, 1023, 1024, 5000}) {
     const std::int32_t shift = length_shift(num_k);
     EXPECT_EQ(length_bucket(0, shift), kLengthBuckets - 1);
+    // Nothing follows the empty ones: a split k tile waits for the user of its slot before it, and
+    // an empty one uses none.
+    EXPECT_LT(length_bucket(1, shift), length_bucket(0, shift));
     for (std::int32_t length = 1; length <= 2 * num_k; ++length) {
       EXPECT_LE(length_bucket(length, shift), length_bucket(length - 1, shift));
       EXPECT_GE(length_bucket(length, shift), 0);

@@ -188,8 +188,8 @@ MAGI_HOST_DEVICE std::int32_t length_shift(std::int32_t num_k) {
   return shift;
 }
 
-/// Longest first. Lists longer than all blocks once each share the first bucket; empty ones have the
-/// last for themselves.
+/// Longest first. Lists longer than all blocks once each share the first bucket; empty ones have
+/// the last for themselves.
 MAGI_HOST_DEVICE std::int32_t length_bucket(std::int32_t length, std::int32_t shift) {
   const std::int32_t bucket = (length + (1 << shift) - 1) >> shift;
   return kLengthBuckets - 1 - (bucket < kLengthBuckets ? bucket : kLengthBuckets - 1);

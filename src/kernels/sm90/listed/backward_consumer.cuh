@@ -21,15 +21,14 @@ class ListedBackwardConsumer {
   __device__ __forceinline__ ListedBackwardConsumer(ListedBackwardStorage<kC>& shared,
                                                     const ListedBackwardParams& params,
                                                     int warpgroup)
-      : shared_(shared), params_(params), warpgroup_(warpgroup) {}
+      : shared_(shared), params_(params), warpgroup_(warpgroup), mask_(params.shape, warpgroup) {}
 
   __device__ __forceinline__ void run() {
     for (auto i = static_cast<std::int32_t>(blockIdx.x); i < params_.shape.num_items;
          i += static_cast<std::int32_t>(gridDim.x)) {
       const ListedItem item(params_.shape, i);
-      const HeadRows rows(params_.shape, item, item.group * kC.rows() + 64 * warpgroup_);
       kv_head_ = item.kv_head;
-      load_rows(rows);
+      load_rows(rows_of(item));
 #pragma unroll
       for (int j = 0; j < kC.dim / 2; ++j) dq_[j] = 0.0f;
       shared_.q_ring.wait_full(queries_);
@@ -40,30 +39,34 @@ class ListedBackwardConsumer {
       queries_.advance();
 #pragma unroll
       for (int j = 0; j < kC.dim / 2; ++j) dq_[j] *= params_.score.softmax_scale;
-      rows.template store<kC.type>(params_.dq, params_.shape.dim_qk, dq_);
+      rows_of(item).template store<kC.type>(params_.dq, params_.shape.dim_qk, dq_);
     }
   }
 
  private:
   static constexpr int kThreads = 128 * kC.consumers;
   static constexpr int kScoreStages = ListedBackwardStorage<kC>::kScoreStages;
-  static constexpr std::uint32_t kAllKeys = (1u << kC.keys_per_warp()) - 1;
   using Scores = float[kC.keys / 2];
   using KeyRows = float[kC.dim / 2];
 
+  /// Made anew at each use: it costs no registers in between.
+  __device__ __forceinline__ TileRows<kC.is_joined> rows_of(const ListedItem& item) const {
+    return {params_.shape, item, item.group * kC.rows() + 64 * warpgroup_};
+  }
+
   /// lse in base 2 and delta of the thread's rows. Rows that are no head, or whose lse reaches
   /// kLargestLse, get weights of 0.
-  __device__ __forceinline__ void load_rows(const HeadRows& rows) {
+  __device__ __forceinline__ void load_rows(const TileRows<kC.is_joined>& rows) {
     const std::int64_t heads_q = std::int64_t{params_.shape.heads_kv} * params_.shape.heads_per_kv;
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
       lse_[row] = INFINITY;
       delta_[row] = 0.0f;
       if (!rows.is_head(row)) continue;
-      const float lse = *row_at<float>(params_.lse, rows.token(), rows.head_of(row)) * kLog2E;
+      const float lse = *row_at<float>(params_.lse, rows.token_of(row), rows.head_of(row)) * kLog2E;
       if (fabsf(lse) >= kLargestLse) continue;
       lse_[row] = lse;
-      delta_[row] = params_.delta[rows.token() * heads_q + rows.head_of(row)];
+      delta_[row] = params_.delta[rows.token_of(row) * heads_q + rows.head_of(row)];
     }
   }
 
@@ -106,19 +109,13 @@ class ListedBackwardConsumer {
   }
 
   /// Scores become p = 2^(exponent_scale * f(s) - lse).
-  __device__ __forceinline__ void make_weights(Scores& s) const {
-    std::uint32_t is_key[kLoadingWarps];
-    bool is_full = true;
-#pragma unroll
-    for (int i = 0; i < kLoadingWarps; ++i) {
-      is_key[i] = shared_.is_key[tiles_.stage()][i];
-      is_full &= is_key[i] == kAllKeys;
-    }
+  __device__ __forceinline__ void make_weights(Scores& s) {
+    mask_.load(shared_.is_key[tiles_.stage()]);
     if (has_softcap()) {
 #pragma unroll
       for (int i = 0; i < kC.keys / 2; ++i) s[i] = capped(s[i], params_.score);
     }
-    if (!is_full) mask_columns<kC.keys_per_warp()>(s, is_key);
+    mask_.apply(s);
 #pragma unroll
     for (int i = 0; i < kC.keys / 2; ++i) {
       s[i] = ptx::exp2_approx(fmaf(s[i], params_.score.exponent_scale, -lse_[(i / 2) % 2]));
@@ -213,6 +210,7 @@ class ListedBackwardConsumer {
   ListedBackwardStorage<kC>& shared_;
   const ListedBackwardParams& params_;
   const int warpgroup_;
+  TileMask<kC> mask_;
   std::int32_t kv_head_ = 0;
   RingPlace<1> queries_;
   RingPlace<kC.stages> tiles_;

@@ -9,13 +9,28 @@ std::span<const ListedBackwardInstance> listed_backward_instances(DType type) {
   return type == DType::BFloat16 ? kBf16 : kFp16;
 }
 
+namespace {
+
+/// NOTE: with tiles of 64 rows, two CTAs of a multiprocessor, ptxas spills.
+template <DType kType>
+constexpr std::array kJoined{listed_backward_instance<kType, 64, 2, false, true>(),
+                             listed_backward_instance<kType, 128, 2, false, true>()};
+
+std::span<const ListedBackwardInstance> instances_of(DType type, ListedForm form) {
+  if (form == ListedForm::Parts) return listed_part_instances(type);
+  if (form == ListedForm::Plain) return listed_backward_instances(type);
+  return type == DType::BFloat16 ? kJoined<DType::BFloat16> : kJoined<DType::Float16>;
+}
+
+}  // namespace
+
 const ListedBackwardInstance* find_listed_backward_instance(DType type, int dim, int heads,
-                                                            bool has_parts) {
+                                                            ListedForm form) {
   if (type != DType::BFloat16 && type != DType::Float16) return nullptr;
-  for (const ListedBackwardInstance& instance :
-       has_parts ? listed_part_instances(type) : listed_backward_instances(type)) {
+  const bool is_wide = heads > 64 || form == ListedForm::Joined;
+  for (const ListedBackwardInstance& instance : instances_of(type, form)) {
     const ListedConfig& config = instance.config;
-    if (config.dim >= dim && (config.consumers == 2) == (heads > 64)) return &instance;
+    if (config.dim >= dim && (config.consumers == 2) == is_wide) return &instance;
   }
   return nullptr;
 }

@@ -13,7 +13,7 @@
 namespace magi::sm90 {
 
 /// Kernels for 128 query heads, or for up to 64, where two CTAs share a multiprocessor.
-template <DType kType, int kDim, int kConsumers, bool kHasParts>
+template <DType kType, int kDim, int kConsumers, bool kHasParts, bool kIsJoined>
 struct ListedBackwardInstanceOf {
   static constexpr ListedConfig kConfig{.type = kType,
                                         .dim = kDim,
@@ -23,6 +23,7 @@ struct ListedBackwardInstanceOf {
                                         .q_stages = 1,
                                         .ctas_per_sm = kConsumers == 2 ? 1 : 2,
                                         .producer_registers = kConsumers == 2 ? 56 : 40,
+                                        .is_joined = kIsJoined,
                                         .has_parts = kHasParts};
 };
 
@@ -34,9 +35,9 @@ void launch_listed_backward(const ListedBackwardParams& params, int num_ctas, cu
   cuda_check(cudaGetLastError(), "listed_backward_kernel");
 }
 
-template <DType kType, int kDim, int kConsumers, bool kHasParts>
+template <DType kType, int kDim, int kConsumers, bool kHasParts, bool kIsJoined = false>
 constexpr ListedBackwardInstance listed_backward_instance() {
-  using Instance = ListedBackwardInstanceOf<kType, kDim, kConsumers, kHasParts>;
+  using Instance = ListedBackwardInstanceOf<kType, kDim, kConsumers, kHasParts, kIsJoined>;
   static_assert(sizeof(ListedBackwardStorage<Instance::kConfig>) <=
                 (228 / Instance::kConfig.ctas_per_sm - 1) * 1024);
   return {Instance::kConfig, launch_listed_backward<Instance>};

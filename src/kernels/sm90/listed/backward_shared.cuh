@@ -23,8 +23,8 @@ struct ListedBackwardStorage {
   static constexpr int kScoreStages = kC.consumers;
   alignas(1024) std::uint8_t p[kScoreStages][kC.rows() * tile::kPanelRowBytes];
   alignas(1024) std::uint8_t ds[kScoreStages][kC.rows() * tile::kPanelRowBytes];
-  alignas(16) std::uint32_t is_key[kC.stages][kLoadingWarps];  ///< as in ListedStorage
-  std::int32_t keys[kC.stages][kC.keys];                       ///< or kNoKey
+  alignas(16) std::uint32_t is_key[kC.stages][kC.mask_words()];  ///< as in ListedStorage
+  std::int32_t keys[kC.stages][kC.keys];                         ///< or kNoKey
   std::int32_t num_tiles;
   GatherRing<1> q_ring;  ///< Q and dO
   GatherRing<kC.stages> k_ring;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/sm90/forward/config.hpp"
+#include "kernels/sm90/listed/params.hpp"
 
 namespace magi::sm90 {
 
@@ -16,6 +17,8 @@ struct ListedConfig {
   int ctas_per_sm = 1;
   int producer_registers = 56;
   bool is_general = false;  ///< softcap and max_logits
+  /// A tile has the query heads of several queries, whose lists were joined (joined_lists.hpp).
+  bool is_joined = false;
   /// Gradients of keys are stored for each position of each list, to be summed by key afterwards,
   /// and not added to their sums.
   bool has_parts = false;
@@ -25,6 +28,9 @@ struct ListedConfig {
   constexpr int q_bytes() const { return rows() * dim * 2; }
   constexpr int tile_bytes() const { return keys * dim * 2; }
   constexpr int keys_per_warp() const { return keys / 4; }  ///< that one loading warp copies
+  /// Words that say which keys of a tile there are: bits of those of each loading warp or, where
+  /// lists were joined, of those that each query sees.
+  constexpr int mask_words() const { return is_joined ? kSeenWords : 4; }
   constexpr int consumer_registers() const {
     return (512 / ctas_per_sm - producer_registers) / consumers / 8 * 8;
   }

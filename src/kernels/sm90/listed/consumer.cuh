@@ -15,7 +15,7 @@ class ListedConsumer {
  public:
   __device__ __forceinline__ ListedConsumer(ListedStorage<kC>& shared,
                                             const ListedForwardParams& params, int warpgroup)
-      : shared_(shared), params_(params), warpgroup_(warpgroup) {}
+      : shared_(shared), params_(params), warpgroup_(warpgroup), mask_(params.shape, warpgroup) {}
 
   __device__ __forceinline__ void run() {
     if (warpgroup_ == kC.consumers - 1) signal_pingpong();
@@ -35,8 +35,6 @@ class ListedConsumer {
   }
 
  private:
-  static constexpr std::uint32_t kAllKeys =
-      kC.keys_per_warp() == 32 ? 0xffffffffu : (1u << kC.keys_per_warp()) - 1;
   using Scores = float[kC.keys / 2];
 
   /// The last tile's P V is alone, the others go beside the scores of the next tile.
@@ -80,18 +78,11 @@ class ListedConsumer {
 
   /// Makes P of the scores, in float; true where O is to be rescaled.
   __device__ __forceinline__ bool finish_scores(Scores& scores, bool is_last) {
-    std::uint32_t is_key[kLoadingWarps];
-    const std::uint32_t* words = shared_.is_key[keys_.stage()];
-    bool is_full = true;
-#pragma unroll
-    for (int i = 0; i < kLoadingWarps; ++i) {
-      is_key[i] = words[i];
-      is_full &= is_key[i] == kAllKeys;
-    }
+    mask_.load(shared_.is_key[keys_.stage()]);
     arrive_warp(shared_.k_ring.empty.at(keys_));
     keys_.advance();
     if (is_last) release_queries();
-    if (!is_full) mask_columns<kC.keys_per_warp()>(scores, is_key);
+    mask_.apply(scores);
     const bool is_moved = state_.template raise_base<kC.keys>(scores, params_.score);
     state_.template exponentiate<kC.keys>(scores, params_.score);
     return is_moved;
@@ -152,6 +143,7 @@ class ListedConsumer {
   ListedStorage<kC>& shared_;
   const ListedForwardParams& params_;
   const int warpgroup_;
+  TileMask<kC> mask_;
   RingPlace<kC.q_stages> queries_;
   RingPlace<kC.stages> keys_;
   RingPlace<kC.stages> values_;

@@ -37,9 +37,9 @@ class ListedEpilogue {
     }
     if (!rows_.is_head(row)) return 0.0f;
     const int head = rows_.head_of(row);
-    if (params_.sink.count > 0) add_sinks(result, params_.sink, rows_.token(), head);
+    if (params_.sink.count > 0) add_sinks(result, params_.sink, rows_.token_of(row), head);
     if (rows_.column() != 0) return result.weights.weight;
-    *row_at<float>(params_.lse, rows_.token(), head) = result.log_sum * kLn2;
+    *row_at<float>(params_.lse, rows_.token_of(row), head) = result.log_sum * kLn2;
     if (kC.is_general && params_.max_logits != nullptr && has_keys) {
       atomic_max(params_.max_logits + head, top * params_.score.softmax_scale);
     }
@@ -47,7 +47,7 @@ class ListedEpilogue {
   }
 
   const ListedForwardParams& params_;
-  const HeadRows rows_;
+  const TileRows<kC.is_joined> rows_;
 };
 
 }  // namespace magi::sm90

@@ -29,15 +29,22 @@ class RowGatherer {
   template <int kRows>
   __device__ __forceinline__ void copy_rows(const std::uint8_t* tile, const StridedRows& source,
                                             std::int32_t row_of_lane, int dim) const {
+    const auto row_units = static_cast<std::uint32_t>(source.row_stride / kElementsPerCopy);
+    copy_places<kRows>(
+        tile, source,
+        row_of_lane == kNoKey ? kNoPlace : static_cast<std::uint32_t>(row_of_lane) * row_units,
+        dim);
+  }
+  /// Does the same where lane l knows the place of the l-th row.
+  template <int kRows>
+  __device__ __forceinline__ void copy_places(const std::uint8_t* tile, const StridedRows& source,
+                                              std::uint32_t place_of_lane, int dim) const {
     constexpr int kLanesPerRow = kDim / 8;
     constexpr int kRowsPerCopy = 32 / kLanesPerRow;
     constexpr int kRowsPerWarp = kRows / kLoadingWarps;
     constexpr int kCopies = kRowsPerWarp / kRowsPerCopy;
     const int chunk = lane_ % kLanesPerRow;
     const int first_row = lane_ / kLanesPerRow;
-    const auto row_units = static_cast<std::uint32_t>(source.row_stride / kElementsPerCopy);
-    const std::uint32_t place_of_lane =
-        row_of_lane == kNoKey ? kNoPlace : static_cast<std::uint32_t>(row_of_lane) * row_units;
     std::uint32_t places[kCopies];
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
@@ -60,19 +67,29 @@ class RowGatherer {
   }
 
   /// Copies the query heads of an item from `source`, Q or what is like it.
-  template <int kRows>
+  template <ListedConfig kC>
   __device__ __forceinline__ void copy_heads(const std::uint8_t* tile, const StridedRows& source,
                                              const ListedItem& item, const ListedShape& shape,
                                              int dim) const {
-    constexpr int kRowsPerWarp = kRows / kLoadingWarps;
-    const std::int32_t first = item.group * kRows;
+    constexpr int kRowsPerWarp = kC.rows() / kLoadingWarps;
+    const std::int32_t first = item.group * kC.rows();
     StridedRows heads = source;
     heads.data = static_cast<std::uint16_t*>(heads.data) + item.row * heads.row_stride +
                  (std::int64_t{item.kv_head} * shape.heads_per_kv + first) * heads.head_stride;
-    heads.row_stride = heads.head_stride;
-    const std::int32_t head = warp_ * kRowsPerWarp + lane_;
-    const bool is_head = lane_ < kRowsPerWarp && first + head < shape.heads_per_kv;
-    copy_rows<kRows>(tile, heads, is_head ? head : kNoKey, dim);
+    const std::int32_t row = warp_ * kRowsPerWarp + lane_;
+    if constexpr (kC.is_joined) {
+      const std::int32_t query = row / shape.heads_per_kv;
+      const std::int32_t head = row - query * shape.heads_per_kv;
+      const bool is_head =
+          lane_ < kRowsPerWarp && query < shape.queries && item.row + query < shape.rows_q;
+      const auto place = static_cast<std::uint32_t>(
+          (query * heads.row_stride + head * heads.head_stride) / kElementsPerCopy);
+      copy_places<kC.rows()>(tile, heads, is_head ? place : kNoPlace, dim);
+    } else {
+      heads.row_stride = heads.head_stride;
+      const bool is_head = lane_ < kRowsPerWarp && first + row < shape.heads_per_kv;
+      copy_rows<kC.rows()>(tile, heads, is_head ? row : kNoKey, dim);
+    }
   }
 
   /// This warp's arrivals: of its copies when they are done, and for what it stored itself.

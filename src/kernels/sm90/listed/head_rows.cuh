@@ -7,12 +7,13 @@
 
 namespace magi::sm90 {
 
-/// The places where the two rows of a thread's fragment lie: query heads of an item's query. Rows
-/// of the tile that are no head of the kv head are not stored.
-class HeadRows {
+/// The places where the two rows of a thread's fragment lie: query heads of an item's query or,
+/// where kIsJoined, queries. Rows of the tile that are no head of the kv head are not stored.
+template <bool kIsJoined>
+class TileRows {
  public:
   /// The rows of a warpgroup, which begin with head `first` of the kv head.
-  __device__ __forceinline__ HeadRows(const ListedShape& shape, const ListedItem& item, int first)
+  __device__ __forceinline__ TileRows(const ListedShape& shape, const ListedItem& item, int first)
       : shape_(shape),
         place_(ptx::thread_index() % 128),
         token_(item.row),
@@ -20,12 +21,14 @@ class HeadRows {
         first_head_(item.kv_head * shape.heads_per_kv) {}
 
   __device__ __forceinline__ int column() const { return place_.column; }
-  __device__ __forceinline__ std::int32_t token() const { return token_; }
+  __device__ __forceinline__ std::int32_t token() const { return token_; }  ///< the first
+  __device__ __forceinline__ std::int32_t token_of(int row) const { return token_ + query_of(row); }
   __device__ __forceinline__ bool is_head(int row) const {
-    return first_row_ + 8 * row < shape_.heads_per_kv;
+    if constexpr (!kIsJoined) return first_row_ + 8 * row < shape_.heads_per_kv;
+    return query_of(row) < shape_.queries && token_of(row) < shape_.rows_q;
   }
   __device__ __forceinline__ int head_of(int row) const {
-    return first_head_ + first_row_ + 8 * row;
+    return first_head_ + first_row_ + 8 * row - query_of(row) * shape_.heads_per_kv;
   }
 
   /// Stores the first `dim` columns of a fragment, rounded to kType where the target is not
@@ -41,13 +44,17 @@ class HeadRows {
   }
 
  private:
+  __device__ __forceinline__ int query_of(int row) const {
+    return kIsJoined ? (first_row_ + 8 * row) / shape_.heads_per_kv : 0;
+  }
+
   template <int kCount>
   __device__ __forceinline__ void store_float(const StridedRows& target, int dim,
                                               const float (&values)[kCount]) const {
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
       const int num_columns = is_head(row) ? dim - place_.column : 0;
-      float* elements = row_at<float>(target, token_, head_of(row)) + place_.column;
+      float* elements = row_at<float>(target, token_of(row), head_of(row)) + place_.column;
 #pragma unroll
       for (int c = 0; c < kCount / 4; ++c) {
         const int i = 4 * c + 2 * row;
@@ -68,7 +75,7 @@ class HeadRows {
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
       const int num_columns = is_head(row) ? dim - first_column : 0;
-      auto* elements = row_at<std::uint16_t>(target, token_, head_of(row)) + first_column;
+      auto* elements = row_at<std::uint16_t>(target, token_of(row), head_of(row)) + first_column;
 #pragma unroll
       for (int c = 0; c < kCount / 4; c += 2) {
         const int i = 4 * c + 2 * row;
@@ -88,5 +95,6 @@ class HeadRows {
   const int first_row_;   ///< of the thread's two, among the heads of the kv head
   const int first_head_;  ///< of the kv head
 };
+using HeadRows = TileRows<false>;
 
 }  // namespace magi::sm90

@@ -18,7 +18,7 @@ struct ManyHeadsInstance {
 
 /// 64, or fewer beside rows of zeros: what is gathered for them bounds the rate, so that two CTAs
 /// share a multiprocessor.
-template <DType kType, int kDim, bool kIsGeneral>
+template <DType kType, int kDim, bool kIsGeneral, bool kIsJoined = false>
 struct FewHeadsInstance {
   static constexpr ListedConfig kConfig{.type = kType,
                                         .dim = kDim,
@@ -27,7 +27,8 @@ struct FewHeadsInstance {
                                         .stages = kDim == 64 ? 5 : 3,
                                         .q_stages = kDim == 64 ? 2 : 1,
                                         .ctas_per_sm = 2,
-                                        .is_general = kIsGeneral};
+                                        .is_general = kIsGeneral,
+                                        .is_joined = kIsJoined};
 };
 
 namespace {
@@ -63,6 +64,10 @@ constexpr ListedInstance kInstances[] = {
     listed_instance<FewHeadsInstance<kBf16, 128, true>>(),
     listed_instance<FewHeadsInstance<kFp16, 64, true>>(),
     listed_instance<FewHeadsInstance<kFp16, 128, true>>(),
+    listed_instance<FewHeadsInstance<kBf16, 64, false, true>>(),
+    listed_instance<FewHeadsInstance<kBf16, 128, false, true>>(),
+    listed_instance<FewHeadsInstance<kFp16, 64, false, true>>(),
+    listed_instance<FewHeadsInstance<kFp16, 128, false, true>>(),
 };
 
 }  // namespace
@@ -72,7 +77,8 @@ const ListedInstance* find_listed_instance(const ListedWish& wish) {
     const ListedConfig& config = instance.config;
     const bool is_wide = wish.heads > 64 && !wish.is_general;
     if (config.type == wish.type && config.dim >= wish.dim &&
-        config.is_general == wish.is_general && (config.consumers == 2) == is_wide) {
+        config.is_general == wish.is_general && config.is_joined == wish.is_joined &&
+        (config.consumers == 2) == is_wide) {
       return &instance;
     }
   }

@@ -23,6 +23,7 @@ struct ListedWish {
   int dim = 0;    ///< the larger of both head dims
   int heads = 0;  ///< query heads of a kv head
   bool is_general = false;
+  bool is_joined = false;
 };
 
 /// The kernel for a call; null when there is none that holds its head dims.
@@ -38,9 +39,13 @@ struct ListedBackwardInstance {
 std::span<const ListedBackwardInstance> listed_backward_instances(DType type);
 std::span<const ListedBackwardInstance> listed_part_instances(DType type);
 
+/// What a backward does: one list at a time, whose gradients of keys are added or left in parts, or
+/// joined lists.
+enum class ListedForm : std::uint8_t { Plain, Parts, Joined };
+
 /// The kernel for the larger of both head dims and the query heads of a kv head; null when there is
 /// none.
 const ListedBackwardInstance* find_listed_backward_instance(DType type, int dim, int heads,
-                                                            bool has_parts);
+                                                            ListedForm form);
 
 }  // namespace magi::sm90

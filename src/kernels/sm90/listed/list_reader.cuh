@@ -22,6 +22,9 @@ class ListReader {
 
   __device__ __forceinline__ std::int32_t num_positions() const { return lists_.num_positions; }
 
+  /// The list, entry_stride elements from entry to entry.
+  __device__ __forceinline__ const std::int32_t* entries() const { return list_; }
+
   /// Returns what stands at a position; -1 after the end.
   __device__ __forceinline__ std::int32_t entry_at(std::int32_t position) const {
     if (position >= lists_.num_positions) return -1;

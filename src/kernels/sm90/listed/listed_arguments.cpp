@@ -51,17 +51,20 @@ void check_listed_heads(const char* name, const TensorView& rows) {
 }
 
 ListedShape listed_shape(const TensorView& q, const TensorView& k, const TensorView& v,
-                         std::int32_t tile_rows) {
+                         std::int32_t tile_rows, std::int32_t queries) {
   check_listed_heads("q", q);
   check_extent("k's bytes from the first row to the last", k, k.shape[0], k.stride[0]);
   check_extent("v's bytes from the first row to the last", v, v.shape[0], v.stride[0]);
   ListedShape shape{.rows_q = to_int(q.shape[0]),
+                    .queries = queries,
                     .heads_kv = to_int(k.shape[1]),
                     .heads_per_kv = to_int(q.shape[1] / k.shape[1]),
                     .dim_qk = to_int(q.shape[2]),
                     .dim_v = to_int(v.shape[2])};
+  shape.query_tiles = (shape.rows_q + queries - 1) / queries;
   shape.head_groups = (shape.heads_per_kv + tile_rows - 1) / tile_rows;
-  const std::int64_t num_items = std::int64_t{shape.rows_q} * shape.heads_kv * shape.head_groups;
+  const std::int64_t num_items =
+      std::int64_t{shape.query_tiles} * shape.heads_kv * shape.head_groups;
   if (num_items > std::numeric_limits<std::int32_t>::max() - 1024) {
     throw invalid("number of work items", num_items, "up to 2^31 - 1025");
   }

@@ -29,7 +29,8 @@ ListedRowParams row_params(const BackwardArgs& args, const ListedBackwardMemory&
 ListedBackwardParams listed_params(const BackwardArgs& args, const KeyLists& lists,
                                    const ListedConfig& config, const ListedBackwardMemory& memory) {
   check_listed_heads("dout", args.dout);
-  return {.shape = listed_shape(args.q, args.k, args.v, config.rows()),
+  return {.shape = listed_shape(args.q, args.k, args.v, config.rows(),
+                                config.is_joined ? memory.joined_layout.queries : 1),
           .q = strided_rows(args.q),
           .k = strided_rows(args.k),
           .v = strided_rows(args.v),
@@ -55,11 +56,11 @@ void enqueue_sinks(const BackwardArgs& args, const ListedRowParams& rows, cudaSt
                                sink_rows(args.dsink, args.params.sink_layout), stream);
 }
 
-const ListedBackwardInstance& instance_for(const BackwardArgs& args, bool has_parts) {
-  if (has_latent_dims(args.q, args.v)) return latent_backward_instance(has_parts);
+const ListedBackwardInstance& instance_for(const BackwardArgs& args, ListedForm form) {
+  if (has_latent_dims(args.q, args.v)) return latent_backward_instance(form == ListedForm::Parts);
   const ListedBackwardInstance* instance = find_listed_backward_instance(
       args.q.dtype, to_int(std::max(args.q.shape[2], args.v.shape[2])),
-      to_int(args.q.shape[1] / args.k.shape[1]), has_parts);
+      to_int(args.q.shape[1] / args.k.shape[1]), form);
   MAGI_CHECK(instance != nullptr);
   return *instance;
 }
@@ -82,7 +83,7 @@ void take_rows(BackwardArgs& args, KeyLists& lists, std::int64_t begin, std::int
 void launch_in_order(const BackwardArgs& args, const KeyLists& lists, std::int32_t num_sms,
                      const ListedBackwardMemory& memory, const OrderedKeySums& sums,
                      cudaStream_t stream) {
-  const ListedBackwardInstance& instance = instance_for(args, true);
+  const ListedBackwardInstance& instance = instance_for(args, ListedForm::Parts);
   const std::int64_t rows_q = args.q.shape[0];
   for (std::int64_t begin = 0; begin < rows_q; begin += sums.shape.rows_q) {
     const std::int64_t end = std::min(begin + sums.shape.rows_q, rows_q);
@@ -101,10 +102,41 @@ void launch_in_order(const BackwardArgs& args, const KeyLists& lists, std::int32
   }
 }
 
+/// The main kernel of queries whose lists are joined, run by run.
+void launch_joined(const BackwardArgs& args, const KeyLists& lists, std::int32_t num_sms,
+                   const ListedBackwardMemory& memory, cudaStream_t stream) {
+  const ListedBackwardInstance& instance = instance_for(args, ListedForm::Joined);
+  const JoinedLayout& layout = memory.joined_layout;
+  const auto rows_q = to_int(args.q.shape[0]);
+  for (std::int32_t begin = 0; begin < rows_q; begin += layout.rows) {
+    const std::int32_t end = std::min(begin + layout.rows, rows_q);
+    BackwardArgs own = args;
+    KeyLists own_lists = lists;
+    own_lists.report = {};
+    take_rows(own, own_lists, begin, end);
+    ListedBackwardMemory own_memory = memory;
+    own_memory.delta += begin * args.q.shape[1];
+    ListedBackwardParams params = listed_params(own, own_lists, instance.config, own_memory);
+    params.joined = joined_lists(layout, memory.joined);
+    enqueue_joined_lists(params.shape, params.lists, 0, end - begin, params.joined, stream);
+    launch(instance, params, num_sms, stream);
+  }
+}
+
 }  // namespace
 
+JoinedLayout joined_layout_of(const BackwardArgs& args, const KeyLists& lists) {
+  if (has_latent_dims(args.q, args.v)) return {};
+  const std::int32_t tile_rows = instance_for(args, ListedForm::Joined).config.rows();
+  const JoinedLayout layout =
+      joined_layout(args.q, args.k, listed_indices(lists, args.k.shape[0]), tile_rows);
+  // The kernels of one list at a time have tiles of half as many rows.
+  const bool is_filled = layout.queries * (args.q.shape[1] / args.k.shape[1]) > tile_rows / 2;
+  return is_filled ? layout : JoinedLayout{};
+}
+
 OrderedKeySums key_parts_of(const BackwardArgs& args, const KeyLists& lists) {
-  const ListedConfig& config = instance_for(args, true).config;
+  const ListedConfig& config = instance_for(args, ListedForm::Parts).config;
   const ListedShape shape = listed_shape(args.q, args.k, args.v, config.rows());
   OrderedKeySums sums;
   sums.shape = with_rows({.head_groups = shape.head_groups,
@@ -127,12 +159,13 @@ void enqueue_listed_backward(const BackwardArgs& args, const KeyLists& lists,
   const ListedRowParams rows = row_params(args, memory);
   if (args.q.num_elements() == 0) return enqueue_sinks(args, rows, stream);
   enqueue_listed_delta(rows, args.q.dtype, stream);
-  const ListedBackwardInstance& instance = instance_for(args, false);
-  const ListedBackwardParams params = listed_params(args, lists, instance.config, memory);
-  if (sums == nullptr) {
-    launch(instance, params, num_sms, stream);
-  } else {
+  if (sums != nullptr) {
     launch_in_order(args, lists, num_sms, memory, *sums, stream);
+  } else if (memory.joined_layout.queries > 1) {
+    launch_joined(args, lists, num_sms, memory, stream);
+  } else {
+    const ListedBackwardInstance& instance = instance_for(args, ListedForm::Plain);
+    launch(instance, listed_params(args, lists, instance.config, memory), num_sms, stream);
   }
   enqueue_sinks(args, rows, stream);
 }

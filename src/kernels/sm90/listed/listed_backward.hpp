@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/sm90/listed/joined_lists.hpp"
 #include "kernels/sm90/listed/key_parts.hpp"
 #include "magi/key_lists.hpp"
 
@@ -18,6 +19,8 @@ struct ListedBackwardMemory {
   float* dk_sums = nullptr;  ///< [rows_k, heads_kv, dim_qk]
   float* dv_sums = nullptr;  ///< [rows_k, heads_kv, dim_v]; null for latents: in dk_sums
   void* parts = nullptr;     ///< as key_parts_of says, where sums have an order
+  JoinedLayout joined_layout = {};
+  void* joined = nullptr;  ///< of the layout
 };
 
 /// A call whose sums of dk and dv have an order: runs of queries, one after the other.
@@ -25,6 +28,8 @@ struct OrderedKeySums {
   KeyPartShape shape;  ///< of a run
   KeyPartLayout layout;
 };
+JoinedLayout joined_layout_of(const BackwardArgs& args, const KeyLists& lists);
+
 OrderedKeySums key_parts_of(const BackwardArgs& args, const KeyLists& lists);
 
 /// Enqueues dq, dsink, and dk and dv as float32 sums in `memory`; those of latents are one. `sums`:

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/sm90/listed/joined_lists.hpp"
+#include "kernels/sm90/listed/launch.hpp"
 #include "magi/key_lists.hpp"
 
 // The forward under lists on Hopper behind src/kernels/attention, which has checked the arguments
@@ -14,8 +16,16 @@ namespace magi::sm90 {
 /// The largest head dim of q, k and v under lists, other than those of latents.
 inline constexpr std::int32_t kMaxListedDim = 128;
 
+struct ListedForwardCall {
+  const ListedInstance* instance = nullptr;  ///< null where there are no queries
+  ListedForwardParams params;
+  JoinedLayout joined;  ///< the workspace, in bytes 0 where lists are not joined
+};
+ListedForwardCall listed_forward_call(const ForwardArgs& args, const KeyLists& lists);
+
 /// Enqueues out, lse, max_logits and the lists' report.
-void enqueue_listed_forward(const ForwardArgs& args, const KeyLists& lists, std::int32_t sm_margin,
+void enqueue_listed_forward(const ForwardArgs& args, const KeyLists& lists,
+                            const ListedForwardCall& call, std::int32_t sm_margin, void* workspace,
                             cudaStream_t stream);
 
 }  // namespace magi::sm90

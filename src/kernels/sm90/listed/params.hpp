@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "base/host_device.hpp"
 #include "kernels/sm90/arguments.hpp"
 
 namespace magi::sm90 {
@@ -23,15 +24,35 @@ struct ListedIndices {
   unsigned long long* report = nullptr;
 };
 
-/// Sizes of a launch: items are tiles of query heads of one kv head at one query.
+inline constexpr int kMostJoined = 8;               ///< queries whose lists are joined
+inline constexpr int kJoinedTile = 64;              ///< keys
+inline constexpr int kSeenWords = 2 * kMostJoined;  ///< of such a tile
+
+/// Lists of tiles of neighbouring queries, each joined out of those of its queries.
+struct JoinedLists {
+  std::int32_t* keys = nullptr;       ///< [query tiles, kv heads, max_keys]; kNoKey is none
+  std::uint32_t* seen = nullptr;      ///< [query tiles, kv heads, max_keys / 64, kMostJoined, 2]:
+                                      ///< a bit for each of 64 keys, whether a query sees it
+  std::int32_t* num_tiles = nullptr;  ///< [query tiles, kv heads], of 64 keys
+  std::int32_t max_keys = 0;          ///< a multiple of 64
+
+  MAGI_HOST_DEVICE std::int64_t seen_words() const {
+    return std::int64_t{max_keys} / kJoinedTile * kSeenWords;
+  }
+};
+
+/// Sizes of a launch: items are tiles of query heads of one kv head at one query, or of all query
+/// heads of a kv head at several.
 struct ListedShape {
   std::int32_t rows_q = 0;
+  std::int32_t queries = 1;      ///< of a tile
+  std::int32_t query_tiles = 0;  ///< rows_q / queries, rounded up
   std::int32_t heads_kv = 0;
   std::int32_t heads_per_kv = 0;
   std::int32_t head_groups = 0;  ///< tiles of query heads of one kv head
   std::int32_t dim_qk = 0;
   std::int32_t dim_v = 0;
-  std::int32_t num_items = 0;  ///< rows_q * heads_kv * head_groups
+  std::int32_t num_items = 0;  ///< query_tiles * heads_kv * head_groups
 };
 
 /// Arguments of a forward launch under lists, passed by value.
@@ -41,7 +62,8 @@ struct ListedForwardParams {
   StridedRows k;
   StridedRows v;
   ListedIndices lists;
-  StridedRows out;  ///< float32, or of the type of q
+  JoinedLists joined;  ///< in place of the lists, of an instance for joined ones
+  StridedRows out;     ///< float32, or of the type of q
   StridedRows lse;
   SinkRows sink;
   float* max_logits = nullptr;  ///< [heads_q], holds -inf
@@ -56,6 +78,7 @@ struct ListedBackwardParams {
   StridedRows v;
   StridedRows dout;  ///< of the type of q
   ListedIndices lists;
+  JoinedLists joined;  ///< as in a forward
   StridedRows lse;
   const float* delta = nullptr;  ///< [rows_q, heads_q]: sum of dout * out, less dlse
   StridedRows dq;                ///< float32, or of the type of q

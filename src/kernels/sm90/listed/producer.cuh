@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/sm90/listed/gather.cuh"
+#include "kernels/sm90/listed/item_list.cuh"
 
 namespace magi::sm90 {
 
@@ -12,31 +13,30 @@ class ListedProducer {
  public:
   __device__ __forceinline__ ListedProducer(ListedStorage<kC>& shared,
                                             const ListedForwardParams& params)
-      : shared_(shared), params_(params), reader_(params.lists) {}
+      : shared_(shared), params_(params), list_(params) {}
 
   __device__ __forceinline__ void run() {
     for (auto i = static_cast<std::int32_t>(blockIdx.x); i < params_.shape.num_items;
          i += static_cast<std::int32_t>(gridDim.x)) {
       load_item(ListedItem(params_.shape, i));
     }
-    reader_.tell();
+    list_.tell();
   }
 
  private:
   __device__ __forceinline__ void load_item(const ListedItem& item) {
-    reader_.open(item.row, item.kv_head, params_.shape.heads_kv, item.group == 0);
-    std::int32_t entry = reader_.entry_at(position_of(0));
-    const int num_tiles = count_tiles<kC.keys>(reader_, rows_.lane(), rows_.warp() == 0);
+    const int num_tiles = list_.open(item, true);
+    std::int32_t entry = list_.entry_at(position_of(0));
     if (num_tiles == 0) return load_queries(item, 0);
     const StridedRows k = rows_of_head(params_.k, item.kv_head);
     const StridedRows v = rows_of_head(params_.v, item.kv_head);
     std::int32_t value_key = kNoKey;
     for (int i = 0; i < num_tiles; ++i) {
       const std::int32_t position = position_of(i);
-      const std::int32_t key = is_loading() ? reader_.key_of(entry, position) : kNoKey;
-      if (is_loading()) reader_.note(entry, position);
-      entry = reader_.entry_at(position + kC.keys);
-      load_keys(k, key);
+      const std::int32_t key = is_loading() ? list_.key_of(entry, position) : kNoKey;
+      if (is_loading()) list_.note(entry, position);
+      entry = list_.entry_at(position + kC.keys);
+      load_keys(k, key, i);
       // Q may wait for the item before to end: the first keys go ahead of it.
       if (i == 0) {
         load_queries(item, num_tiles);
@@ -57,16 +57,15 @@ class ListedProducer {
   __device__ __forceinline__ void load_queries(const ListedItem& item, int num_tiles) {
     shared_.q_ring.wait_empty(queries_);
     if (threadIdx.x == 0) shared_.num_tiles[queries_.stage()] = num_tiles;
-    rows_.template copy_heads<kC.rows()>(shared_.q[queries_.stage()], params_.q, item,
-                                         params_.shape, params_.shape.dim_qk);
+    rows_.template copy_heads<kC>(shared_.q[queries_.stage()], params_.q, item, params_.shape,
+                                  params_.shape.dim_qk);
     rows_.hand_over(shared_.q_ring.full.at(queries_));
     queries_.advance();
   }
 
-  __device__ __forceinline__ void load_keys(const StridedRows& k, std::int32_t key) {
+  __device__ __forceinline__ void load_keys(const StridedRows& k, std::int32_t key, int tile_idx) {
     shared_.k_ring.wait_empty(keys_);
-    const std::uint32_t is_key = __ballot_sync(0xffffffffu, key != kNoKey);
-    if (rows_.lane() == 0) shared_.is_key[keys_.stage()][rows_.warp()] = is_key;
+    list_.put_mask(shared_.is_key[keys_.stage()], tile_idx, key);
     rows_.template copy_rows<kC.keys>(shared_.k[keys_.stage()], k, key, params_.shape.dim_qk);
     rows_.hand_over(shared_.k_ring.full.at(keys_));
     keys_.advance();
@@ -81,7 +80,7 @@ class ListedProducer {
 
   ListedStorage<kC>& shared_;
   const ListedForwardParams& params_;
-  ListReader reader_;
+  ItemList<kC> list_;
   const RowGatherer<kC.dim> rows_;
   RingPlace<kC.q_stages> queries_;
   RingPlace<kC.stages> keys_;

@@ -11,19 +11,20 @@ namespace magi::sm90 {
 
 inline constexpr int kLoadingWarps = 4;
 
-/// One tile of query heads of one query. Items of a kv head follow each other, so that its keys
-/// stay in L2.
+/// One tile of query heads of one query or, where tiles have several, of these. Items of a kv head
+/// follow each other, so that its keys stay in L2.
 struct ListedItem {
-  std::int32_t row;
+  std::int32_t row;  ///< of the first query
   std::int32_t kv_head;
   std::int32_t group;
 
   __device__ __forceinline__ ListedItem(const ListedShape& shape, std::int32_t index) {
-    const std::int32_t per_head = shape.rows_q * shape.head_groups;
+    const std::int32_t per_head = shape.query_tiles * shape.head_groups;
     kv_head = index / per_head;
     const std::int32_t rest = index - kv_head * per_head;
-    row = rest / shape.head_groups;
-    group = rest - row * shape.head_groups;
+    const std::int32_t tile = rest / shape.head_groups;
+    group = rest - tile * shape.head_groups;
+    row = tile * shape.queries;
   }
 };
 
@@ -46,9 +47,8 @@ struct ListedStorage {
   alignas(1024) std::uint8_t q[kC.q_stages][kC.q_bytes()];
   alignas(1024) std::uint8_t k[kC.stages][kC.tile_bytes()];
   alignas(1024) std::uint8_t v[kC.stages][kC.tile_bytes()];
-  /// Which keys of a K tile there are: a bit for each that the warp copied.
-  alignas(16) std::uint32_t is_key[kC.stages][kLoadingWarps];
-  std::int32_t num_tiles[kC.q_stages];  ///< of the item whose Q it is
+  alignas(16) std::uint32_t is_key[kC.stages][kC.mask_words()];  ///< of K tiles
+  std::int32_t num_tiles[kC.q_stages];                           ///< of the item whose Q it is
   GatherRing<kC.q_stages> q_ring;
   GatherRing<kC.stages> k_ring;
   GatherRing<kC.stages> v_ring;

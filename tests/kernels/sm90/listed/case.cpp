@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "cuda/check.hpp"
 
@@ -30,6 +31,17 @@ std::int32_t random_entry(const ListedCase& test, RandomStream& random) {
                                            std::numeric_limits<std::int32_t>::max(),
                                            std::numeric_limits<std::int32_t>::min()};
   return bad[static_cast<std::size_t>(random.between(0, 3))];
+}
+
+/// All blocks in any order.
+std::vector<std::int32_t> shuffled_blocks(const ListedCase& test, RandomStream& random) {
+  std::vector<std::int32_t> blocks(static_cast<std::size_t>(num_blocks(test)));
+  std::iota(blocks.begin(), blocks.end(), 0);
+  for (std::int32_t i = num_blocks(test) - 1; i > 0; --i) {
+    std::swap(blocks[static_cast<std::size_t>(i)],
+              blocks[static_cast<std::size_t>(random.between(0, i))]);
+  }
+  return blocks;
 }
 
 /// Makes values of the first columns of keys, for the reference: calls get a view of k.
@@ -134,8 +146,9 @@ struct ListedBackward {
 std::ostream& operator<<(std::ostream& stream, const ListedCase& test) {
   return stream << test.shape() << ", " << test.entries << " entries of " << test.block_keys
                 << " keys, float out " << test.has_float_out << ", max_logits "
-                << test.has_max_logits << (test.repeats_sinks ? ", sinks of one row" : "")
-                << ", fast " << test.is_fast << ", seed " << test.seed;
+                << test.has_max_logits << ", distinct " << test.is_distinct
+                << (test.repeats_sinks ? ", sinks of one row" : "") << ", fast " << test.is_fast
+                << ", seed " << test.seed;
 }
 
 ListedIndices::ListedIndices(const ListedCase& test)
@@ -144,8 +157,13 @@ ListedIndices::ListedIndices(const ListedCase& test)
   for (std::int32_t i = 0; i < test.rows_q * test.heads_kv; ++i) {
     std::int32_t length = test.entries;
     if (!test.has_full_lists && random.chance(40)) length = random.between(0, test.entries);
+    std::vector<std::int32_t> blocks;
+    if (test.is_distinct) blocks = shuffled_blocks(test, random);
     for (std::int32_t at = 0; at < test.entries; ++at) {
       values_.push_back(at < length ? random_entry(test, random) : -1);
+      if (!test.is_distinct || !is_block(test, values_.back())) continue;
+      values_.back() = blocks.empty() ? -1 : blocks.back();
+      if (!blocks.empty()) blocks.pop_back();
     }
   }
   device_ = to_device_sync(std::span<const std::int32_t>(values_));

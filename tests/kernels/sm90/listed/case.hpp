@@ -34,6 +34,7 @@ struct ListedCase {
   AttentionParams params;
   double magnitude = 1.0;       ///< standard deviation of the inputs, roughly
   bool has_full_lists = false;  ///< no list is empty or ends early, every entry is a block
+  bool is_distinct = false;     ///< no list names a block twice
   std::uint64_t seed = 1;
 
   CallShape shape() const {

@@ -60,6 +60,34 @@ TEST_P(ListedTest, NothingToSee) {
   }
 }
 
+/// Queries of one tile see keys of each other.
+TEST_P(ListedTest, NeighboursShareKeys) {
+  for (const std::int32_t heads : {1, 7, 8, 12, 16, 32}) {
+    for (const std::int32_t entries : {30, 64, 250}) {
+      ListedCase test = base(3 * heads);
+      test.heads_kv = 3;
+      test.rows_q = 13;
+      test.entries = entries;
+      test.is_distinct = true;
+      test.seed = static_cast<std::uint64_t>(100 * heads + entries);
+      check_listed(test);
+      test.num_sinks = 1;
+      test.rows_k = 5000;
+      test.params.sink_layout = SinkLayout::RowSinkHead;
+      check_listed_forward(test);
+    }
+  }
+}
+
+/// Memory for joined lists holds those of 170 queries.
+TEST_P(ListedTest, NeighboursOverSeveralRuns) {
+  ListedCase test = base(32);
+  test.rows_q = 173;
+  test.block_keys = test.rows_k;
+  test.entries = 1000;
+  check_listed(test);
+}
+
 TEST_P(ListedTest, BlocksOfKeys) {
   for (const std::int32_t block : {2, 16, 33, 64, 400}) {
     ListedCase test = base(24);
@@ -132,6 +160,7 @@ TEST_P(ListedTest, RandomCases) {
     test.has_max_logits = random.chance(30);
     test.has_dlse = random.chance(30);
     test.is_fast = random.chance(50);
+    test.is_distinct = random.chance(50);
     check_listed_forward(test);
     if (i % 2 == 0) check_listed_backward(test);
     if (HasFailure()) break;
