@@ -134,27 +134,31 @@ class PartJoiner {
     return num_before;
   }
 
+  /// Each part is read once for all rounds, whose comparisons do not wait for one another.
   __device__ void sort(std::int32_t count, JoinAlong along) const {
     BandSlice own[kRounds];
-    std::int32_t ranks[kRounds];
+    JoinKey keys[kRounds];
+    std::int32_t ranks[kRounds] = {};
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
       const std::int32_t i = round * kWarpLanes + lane_index();
-      ranks[round] = -1;
-      if (i >= count) continue;
-      own[round] = parts_[i];
-      ranks[round] = 0;
+      if (i < count) own[round] = parts_[i];
+      keys[round] = join_key(own[round], along);
+    }
 #pragma unroll 1
-      for (std::int32_t j = 0; j < count; ++j) {
-        const BandSlice other = parts_[j];
-        const bool is_tie = j < i && !comes_before(own[round], other, along);
-        ranks[round] += is_tie || comes_before(other, own[round], along) ? 1 : 0;
+    for (std::int32_t j = 0; j < count; ++j) {
+      const JoinKey other = join_key(parts_[j], along);
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) {
+        if (round * kWarpLanes >= count) break;
+        const bool is_tie = j < round * kWarpLanes + lane_index() && other == keys[round];
+        ranks[round] += is_tie || comes_before(other, keys[round]) ? 1 : 0;
       }
     }
     __syncwarp();
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
-      if (ranks[round] >= 0) parts_[ranks[round]] = own[round];
+      if (round * kWarpLanes + lane_index() < count) parts_[ranks[round]] = own[round];
     }
     __syncwarp();
   }

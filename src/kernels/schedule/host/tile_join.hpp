@@ -26,25 +26,33 @@ inline constexpr std::int32_t kNoKeyCut = 0;
 /// the other side it saves at most one tile that is not full.
 enum class JoinAlong : std::int32_t { Queries, Keys };
 
-/// Whether `a` sorts before `b` so that neighbours along `along` meet. Equal bands are ties.
-MAGI_HOST_DEVICE bool comes_before(const BandSlice& a, const BandSlice& b, JoinAlong along) {
-  const bool is_by_queries = along == JoinAlong::Keys;  // neighbours in keys share their queries
-  const std::int32_t first[6] = {is_by_queries ? a.q0 : a.k0,
-                                 is_by_queries ? a.q1 : a.k1,
-                                 is_by_queries ? a.k0 : a.q0,
-                                 is_by_queries ? a.k1 : a.q1,
-                                 a.d_min,
-                                 a.d_max};
-  const std::int32_t second[6] = {is_by_queries ? b.q0 : b.k0,
-                                  is_by_queries ? b.q1 : b.k1,
-                                  is_by_queries ? b.k0 : b.q0,
-                                  is_by_queries ? b.k1 : b.q1,
-                                  b.d_min,
-                                  b.d_max};
-  for (int i = 0; i < 6; ++i) {
-    if (first[i] != second[i]) return first[i] < second[i];
+/// The key that sorts parts so that neighbours along `along` meet. It is compared without branches,
+/// as a warp compares many. Equal bands are ties.
+struct JoinKey {
+  std::uint64_t words[3] = {};
+
+  MAGI_HOST_DEVICE bool operator==(const JoinKey& other) const {
+    return words[0] == other.words[0] && words[1] == other.words[1] && words[2] == other.words[2];
   }
-  return false;
+};
+
+MAGI_HOST_DEVICE bool comes_before(const JoinKey& a, const JoinKey& b) {
+  const bool third = a.words[2] < b.words[2];
+  const bool second = a.words[1] < b.words[1] || (a.words[1] == b.words[1] && third);
+  return a.words[0] < b.words[0] || (a.words[0] == b.words[0] && second);
+}
+
+MAGI_HOST_DEVICE JoinKey join_key(const BandSlice& band, JoinAlong along) {
+  const auto pair = [](std::int32_t high, std::int32_t low) {
+    constexpr std::uint32_t kSign = 1u << 31;
+    return std::uint64_t{static_cast<std::uint32_t>(high) ^ kSign} << 32 |
+           (static_cast<std::uint32_t>(low) ^ kSign);
+  };
+  const std::uint64_t queries = pair(band.q0, band.q1);
+  const std::uint64_t keys = pair(band.k0, band.k1);
+  const bool is_by_queries = along == JoinAlong::Keys;  // neighbours in keys share their queries
+  return {{is_by_queries ? queries : keys, is_by_queries ? keys : queries,
+           pair(band.d_min, band.d_max)}};
 }
 
 /// Whether `next` begins where `part` ends and both are one band. Both are shrunk, so on the side
@@ -115,12 +123,13 @@ std::vector<Record> cut_parts(std::span<const Record> parts) {
   return pieces;
 }
 
-/// Joins neighbours along one side. Returns the number of parts left; they come first, in the order
-/// of comes_before.
+/// Joins neighbours along one side. Returns how many parts are left; they are the first ones, in
+/// the order of their JoinKey.
 template <typename Record>
 std::int32_t join_along(std::span<Record> parts, JoinAlong along, std::int32_t key_cut) {
-  std::sort(parts.begin(), parts.end(),
-            [&](const Record& a, const Record& b) { return comes_before(a.band, b.band, along); });
+  std::sort(parts.begin(), parts.end(), [&](const Record& a, const Record& b) {
+    return comes_before(join_key(a.band, along), join_key(b.band, along));
+  });
   std::size_t num_left = 0;
   for (const Record& part : parts) {
     BandSlice* last = num_left == 0 ? nullptr : &parts[num_left - 1].band;
