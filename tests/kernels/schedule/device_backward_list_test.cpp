@@ -26,6 +26,7 @@ struct BuiltList {
   std::vector<KeyRecord> records;
   std::vector<SemaphoreRun> runs;
   std::vector<std::int32_t> tile_components;
+  std::vector<TileSemaphores> tile_semaphores;
   std::vector<std::int32_t> converted_tiles;
   std::vector<std::int32_t> items;
   std::vector<TileSpan> frame;
@@ -60,6 +61,8 @@ BuiltList build_sync(DeviceBackwardShape shape, const DeviceSlices& slices) {
   list.runs = part_sync<SemaphoreRun>(workspace, layout.runs, list.header.num_runs);
   list.tile_components =
       part_sync<std::int32_t>(workspace, layout.tile_components, layout.frame.num_q_tiles());
+  list.tile_semaphores =
+      part_sync<TileSemaphores>(workspace, layout.tile_semaphores, layout.frame.num_q_tiles());
   list.converted_tiles =
       part_sync<std::int32_t>(workspace, layout.converted_tiles, layout.frame.num_q_tiles());
   // Of the two main kernels one has no items.
@@ -85,6 +88,9 @@ void expect_same_sums(const BuiltList& device, const BackwardList& host) {
     const std::int32_t components = host.tile_components[i];
     const bool is_shared = !host.is_ordered && components == 1;
     ASSERT_EQ(device.tile_components[i], is_shared ? 2 : components) << "q tile " << i;
+    if (host.is_ordered && components > 0) {
+      ASSERT_EQ(device.tile_semaphores[i], host.tile_semaphores[i]) << "q tile " << i;
+    }
     const bool is_left = !host.is_converting || std::ranges::binary_search(host.left_tiles, i);
     ASSERT_EQ(device.converted_tiles[i], is_left ? 0 : 1) << "q tile " << i;
   }

@@ -52,6 +52,7 @@ void add_zeroed(Arena& arena, DeviceBackwardLayout& layout, const BackwardProble
   if (!layout.has_bins) layout.cut_bits = arena.add<std::uint32_t>(num_row_words(problem.rows_k));
   layout.seen_keys = arena.add<std::uint32_t>(num_seen_words(problem.rows_k));
   layout.converted_tiles = arena.add<std::int32_t>(layout.frame.num_q_tiles());
+  layout.addition_changes = arena.add<std::int32_t>(layout.frame.num_q_tiles() + 1);
   layout.zeroed_bytes = arena.size_bytes();
 }
 
@@ -96,6 +97,7 @@ DeviceBackwardLayout device_backward_layout(const DeviceBackwardShape& shape) {
   layout.component_prefix = arena.add<std::int32_t>(row_words);
   layout.group_counts = arena.add<std::int32_t>(layout.groups.count);
   layout.tile_components = arena.add<std::int32_t>(layout.frame.num_q_tiles());
+  layout.tile_semaphores = arena.add<TileSemaphores>(layout.frame.num_q_tiles());
   layout.slices = arena.add<BandRecord>(shape.num_slices);
   if (layout.has_bins) {
     layout.bins =

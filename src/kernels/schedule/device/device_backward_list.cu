@@ -237,6 +237,7 @@ __global__ void __launch_bounds__(kRunThreads, 4)
   if (build.header->outcome.num_tiles == 0) return;
   if (build.header->outcome.is_ordered == 0) return share_sums(build);
   __shared__ RunShared shared;
+  if (blockIdx.x + 1 == gridDim.x) count_additions(shared, build);
   const auto num_records = static_cast<std::int32_t>(build.header->outcome.num_records);
   RunsWriter(shared, build, num_records).run();
 }
@@ -326,6 +327,8 @@ BackwardBuild make_build(const DeviceBackwardShape& shape, const DeviceBackwardL
   build.seen_queries = part_at<std::uint32_t>(memory, layout.seen_queries);
   build.seen_keys = part_at<std::uint32_t>(memory, layout.seen_keys);
   build.tile_components = part_at<std::int32_t>(memory, layout.tile_components);
+  build.tile_semaphores = part_at<TileSemaphores>(memory, layout.tile_semaphores);
+  build.addition_changes = part_at<std::int32_t>(memory, layout.addition_changes);
   build.converted_tiles = part_at<std::int32_t>(memory, layout.converted_tiles);
   build.slices = part_at<BandRecord>(memory, layout.slices);
   if (!layout.has_bins) build.slice_ids = part_at<std::int32_t>(memory, layout.slice_ids);

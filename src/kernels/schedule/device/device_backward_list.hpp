@@ -123,6 +123,7 @@ struct DeviceBackwardLayout {
   std::size_t cut_bits = 0;          ///< uint32 [rows_k / 32]: a slice begins at the key
   std::size_t seen_keys = 0;         ///< uint32 [num_seen_words(rows_k)]: see SeenRows
   std::size_t converted_tiles = 0;   ///< int32 [q tiles]: 1 if the main kernel makes their dq
+  std::size_t addition_changes = 0;  ///< int32 [q tiles + 1]: of additions, to a q tile's sums
   std::size_t zeroed_bytes = 0;      ///< the header and all parts above
   std::size_t num_cut_tiles = 0;     ///< int32
   std::size_t tile_bits = 0;         ///< uint32 [rows_k / 32]: a cut k tile begins at the key
@@ -134,6 +135,7 @@ struct DeviceBackwardLayout {
   std::size_t component_prefix = 0;  ///< int32 [rows_q / 32]: components of the group before it
   std::size_t group_counts = 0;      ///< int32 [groups]: components that begin in the group
   std::size_t tile_components = 0;   ///< int32 [q tiles]: the list
+  std::size_t tile_semaphores = 0;   ///< TileSemaphores [q tiles]: the list, if sums are ordered
   std::size_t slices = 0;            ///< BandRecord [num_slices]
   std::size_t bins = 0;        ///< int32 [kKeyTilings, max_tiles, kBinSlices], where there are bins
   std::size_t slice_ids = 0;   ///< int32 [record_capacity], where there are none

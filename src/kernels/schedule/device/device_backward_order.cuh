@@ -41,6 +41,22 @@ __device__ __forceinline__ void share_sums(const BackwardBuild& build) {
   }
 }
 
+/// Fills in how many records add to the sums of each q tile: by one block.
+__device__ __forceinline__ void count_additions(RunShared& shared, const BackwardBuild& build) {
+  const std::int32_t chunk = (build.num_q_tiles + kRunThreads - 1) / kRunThreads;
+  const std::int32_t begin = min(static_cast<std::int32_t>(threadIdx.x) * chunk, build.num_q_tiles);
+  const std::int32_t end = min(begin + chunk, build.num_q_tiles);
+  std::int32_t own = 0;
+#pragma unroll 4
+  for (std::int32_t i = begin; i < end; ++i) own += build.addition_changes[i];
+  std::int32_t count = scan_block<kRunThreads>(own, shared.scan).before;
+#pragma unroll 4
+  for (std::int32_t i = begin; i < end; ++i) {
+    count += build.addition_changes[i];
+    build.tile_semaphores[i].num_additions = count;
+  }
+}
+
 /// A record, and the others that add to dQ before it.
 struct OrderedRecord {
   /// Empty if `record` is past the last one.

@@ -19,14 +19,15 @@ inline constexpr int kConvertThreads = 256;
 /// others, comes before its signals. Where nothing is added there is no signal to say so.
 __device__ __forceinline__ void await_sum(const BackwardParams& params, int q_tile, int group,
                                           int num_components) {
-  if (params.completion.tiles == nullptr || num_components == 0) {
-    return ptx::await_kernels_before();
-  }
+  const BackwardOutcome* outcome = params.items.outcome;
+  const bool has_signals = params.completion.tiles != nullptr && num_components > 0 &&
+                           (outcome == nullptr || __ldcg(&outcome->num_items) != 0);
+  if (!has_signals) return ptx::await_kernels_before();
   constexpr int kLanes = 32;
   constexpr unsigned kPauseNs = 250;
   if (threadIdx.x < kLanes) {
     // A TileSemaphores in one load.
-    const int2 tile = __ldg(reinterpret_cast<const int2*>(params.completion.tiles + q_tile));
+    const int2 tile = __ldcg(reinterpret_cast<const int2*>(params.completion.tiles + q_tile));
     const unsigned* semaphores =
         params.dq_order.semaphores + std::int64_t{group} * params.dq_order.num_semaphores + tile.x;
     const auto expected = static_cast<unsigned>(tile.y * params.completion.num_adders);
@@ -167,11 +168,14 @@ __global__ void __launch_bounds__(kConvertThreads)
     part = __ldg(params.dq.left_tiles + part / kParts) * kParts + part % kParts;
   }
   const int group = static_cast<int>(blockIdx.x % num_groups);
-  // Of a list of the host's, which does not change; else read behind the wait for who makes it.
+  // A list does not change: all CTAs of the main kernel have waited for who makes it on the device.
   if (params.completion.tiles == nullptr) ptx::await_kernels_before();
   const bool is_converted = params.dq.converted_tiles != nullptr &&
                             __ldcg(params.dq.converted_tiles + part / kParts) != 0;
-  if (is_converted) return;  // the CTA has waited for the main kernel
+  if (is_converted) {
+    if (blockIdx.x + 1 == gridDim.x) ptx::await_kernels_before();
+    return;
+  }
   const int num_components = __ldcg(params.dq_order.num_components + part / kParts);
   await_sum(params, part / kParts, group, num_components);
   SumRows<kDim, kIsMma> sum;
