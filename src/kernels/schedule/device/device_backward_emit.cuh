@@ -40,17 +40,19 @@ class KeyRecordWriter {
       shared_.longest_narrow = 0;
     }
     __syncthreads();
-    const std::int32_t stride = static_cast<std::int32_t>(gridDim.x) * kEmitWarps;
-    const auto first = static_cast<std::int32_t>(blockIdx.x) * kEmitWarps;
+    // Neighbours, of which many slices may see each, are the work of different multiprocessors.
+    const auto blocks = static_cast<std::int32_t>(gridDim.x);
 #pragma unroll 1
-    for (std::int32_t tile = first; tile < grid_.num_tiles; tile += stride) {
-      const std::int32_t own = tile + warp_index();
+    for (auto tile = static_cast<std::int32_t>(blockIdx.x); tile < grid_.num_tiles;
+         tile += blocks * kEmitWarps) {
+      const std::int32_t own = tile + warp_index() * blocks;
       const KeyTile work = has_bins(build_) ? place(own) : placed(own);
       const bool has_many = num_records(work) > kMostPlainParts;
       if (own < grid_.num_tiles && !has_many) write_few(own, work);
       if (__syncthreads_or(has_many ? 1 : 0) == 0) continue;
 #pragma unroll 1
-      for (std::int32_t other = tile; other < tile + kEmitWarps; ++other) {
+      for (int warp = 0; warp < kEmitWarps; ++warp) {
+        const std::int32_t other = tile + warp * blocks;
         const KeyTile many = placed(other);
         if (num_records(many) > kMostPlainParts) write_many(other, many);
       }

@@ -118,7 +118,7 @@ class RecordWriter {
       parts[i] = part_of_tile(grid_, build_.slices[ids[i]].band, work.tile);
     }
     __syncwarp();
-    const std::int32_t num_left = PartJoiner(parts, JoinAlong::Queries).join(count);
+    const std::int32_t num_left = join_by_warp(parts, count, JoinAlong::Queries);
     if (num_left == 0) {
       write_in_order(work, ids);
     } else {

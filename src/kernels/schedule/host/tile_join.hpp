@@ -30,14 +30,11 @@ enum class JoinAlong : std::int32_t { Queries, Keys };
 /// as a warp compares many. Equal bands are ties.
 struct JoinKey {
   std::uint64_t words[3] = {};
-
-  MAGI_HOST_DEVICE bool operator==(const JoinKey& other) const {
-    return words[0] == other.words[0] && words[1] == other.words[1] && words[2] == other.words[2];
-  }
 };
 
-MAGI_HOST_DEVICE bool comes_before(const JoinKey& a, const JoinKey& b) {
-  const bool third = a.words[2] < b.words[2];
+/// `if_equal`: the answer for equal keys.
+MAGI_HOST_DEVICE bool comes_before(const JoinKey& a, const JoinKey& b, bool if_equal = false) {
+  const bool third = a.words[2] < b.words[2] || (a.words[2] == b.words[2] && if_equal);
   const bool second = a.words[1] < b.words[1] || (a.words[1] == b.words[1] && third);
   return a.words[0] < b.words[0] || (a.words[0] == b.words[0] && second);
 }

@@ -53,12 +53,12 @@ void launch_frame(const ForwardArgs& args, const ForwardList& frame, ListOnDevic
                   cudaStream_t stream) {
   const FeatureSet features = feature_set_of(args);
   const bool is_plain = features == FeatureSet::Plain;
-  if (is_plain && may_have_splits) {
-    parts.wanted = WantedList::WithSplits;
-    launch_list(args, frame, parts, *instances.of(FeatureSet::AnyOut), num_ctas, stream);
-    parts.wanted = WantedList::WithoutSplits;
-  }
+  const bool has_two = is_plain && may_have_splits;
+  if (has_two) parts.wanted = WantedList::WithoutSplits;
   launch_list(args, frame, parts, *instances.of(features), num_ctas, stream);
+  if (!has_two) return;
+  parts.wanted = WantedList::WithSplits;
+  launch_list(args, frame, parts, *instances.of(FeatureSet::AnyOut), num_ctas, stream);
 }
 
 }  // namespace
