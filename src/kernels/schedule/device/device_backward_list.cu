@@ -382,8 +382,9 @@ void launch_sorting(const BackwardBuild& build, const DeviceBackwardLayout& layo
                     cudaStream_t stream) {
   launch_ahead(join_kernel, static_cast<unsigned>(layout.groups.count), kJoinThreads, 0, build,
                stream);
+  // Few lists have a quarter of the records that there is room for.
   const std::int64_t units =
-      build.record_capacity + std::int64_t{layout.max_tiles} + build.num_q_tiles;
+      build.record_capacity / 4 + std::int64_t{layout.max_tiles} + build.num_q_tiles;
   launch_ahead(number_kernel,
                static_cast<unsigned>(
                    std::min<std::int64_t>(num_blocks(units, kJoinThreads), kMaxNumberBlocks)),
@@ -416,7 +417,7 @@ void build_device_backward_list(const DeviceBackwardShape& shape,
   // A block for each record of a list of few slices, as one record may take a whole block. Few in
   // all, as the kernel after it finds no room beside blocks that wait.
   const auto order_blocks = static_cast<unsigned>(std::clamp<std::int64_t>(
-      std::max<std::int64_t>(layout.max_tiles, shape.record_capacity / (8 * kRunWarps)), 1,
+      std::max<std::int64_t>(layout.max_tiles, shape.record_capacity / (64 * kRunWarps)), 1,
       kMaxOrderBlocks));
   launch_ahead(order_kernel, order_blocks, kRunThreads, 0, build, stream);
 }

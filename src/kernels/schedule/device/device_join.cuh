@@ -11,7 +11,7 @@ namespace magi {
 /// `kMost`: the most parts, with the pieces of cut ones.
 template <int kMost = kMostJoinedParts>
 class PartJoiner {
-  static_assert(kMost <= kMostJoinedParts && kMost % (2 * kWarpLanes) == 0);
+  static_assert(kMost <= kMostJoinedParts && kMost % kWarpLanes == 0);
   static_assert(kMostCutParts == kMostJoinedParts / 2);
 
  public:
@@ -67,7 +67,7 @@ class PartJoiner {
 
   /// Cuts parts as cut_parts does; pieces come after them. Returns the new number of parts.
   __device__ std::int32_t cut(std::int32_t count) const {
-    constexpr int kCutRounds = kRounds / 2;
+    constexpr int kCutRounds = (kRounds + 1) / 2;
     BandSlice own[kCutRounds];
     std::int32_t ends[kCutRounds];
 #pragma unroll
@@ -170,8 +170,8 @@ class PartJoiner {
 /// Joins as the PartJoiner of the most parts does. Few take less code, which a warp reads once.
 __device__ __forceinline__ std::int32_t join_by_warp(BandSlice* parts, std::int32_t count,
                                                      JoinAlong first) {
-  return count <= kWarpLanes ? PartJoiner<2 * kWarpLanes>(parts, first).join(count)
-                             : PartJoiner(parts, first).join(count);
+  return count <= kWarpLanes / 2 ? PartJoiner<kWarpLanes>(parts, first).join(count)
+                                 : PartJoiner(parts, first).join(count);
 }
 
 }  // namespace magi

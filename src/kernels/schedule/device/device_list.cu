@@ -143,7 +143,8 @@ __global__ void __launch_bounds__(kRankThreads)
   TileWork* sorted = nullptr;
   if (threadIdx.x < kRankedTiles) sorted = sorted_tiles(build);
   if (blockIdx.x == 0 && threadIdx.x == 0) report_sorted(build, sorted);
-  rank_keys(build.sort_keys[1], build.grid.num_tiles, room, places,
+  const bool has_few = build.grid.num_tiles <= kFewKeys;  // no chunks have been sorted
+  rank_keys(build.sort_keys[has_few ? 0 : 1], build.grid.num_tiles, room, places,
             [&](std::uint64_t key, std::int32_t place) {
               sorted[place] = build.placed[key & 0xffffffffu];
             });
@@ -256,7 +257,10 @@ void sort_tiles(const DeviceBuild& build, cudaStream_t stream) {
   constexpr std::size_t kKeyBytes = sizeof(std::uint64_t);
   static SharedMemoryGrant grant;
   grant.ensure(rank_kernel, static_cast<int>(kMostRankedKeys * kKeyBytes));
-  launch_ahead(sort_chunks_kernel, num_blocks(num_tiles, kChunkKeys), kChunkKeys, 0, build, stream);
+  if (num_tiles > kFewKeys) {
+    launch_ahead(sort_chunks_kernel, num_blocks(num_tiles, kChunkKeys), kChunkKeys, 0, build,
+                 stream);
+  }
   launch_ahead(rank_kernel, num_blocks(num_tiles, kRankedTiles), kRankThreads,
                static_cast<std::size_t>(num_tiles) * kKeyBytes, build, stream);
 }

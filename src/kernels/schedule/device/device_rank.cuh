@@ -35,9 +35,13 @@ __device__ __forceinline__ std::int32_t count_smaller(const Key* keys, std::int3
   return found;
 }
 
+/// So few keys are ranked without chunks: each is compared with all.
+inline constexpr std::int32_t kFewKeys = 1024;
+
 /// Looks up kOwnKeys keys of a block, each by many threads, among all `count` keys, which lie in
-/// sorted chunks, and calls visit(key, how many are smaller) for each. `room` in shared memory
-/// holds all keys, `places` kOwnKeys numbers. All kRankThreads threads call.
+/// sorted chunks (kFewKeys in any order), and calls visit(key, how many are smaller) for each.
+/// `room` in shared memory holds all keys, `places` kOwnKeys numbers. All kRankThreads threads
+/// call.
 template <std::int32_t kOwnKeys, typename Key, typename Visit>
 __device__ __forceinline__ void rank_keys(const Key* chunks, std::int32_t count, Key* room,
                                           std::int32_t (&places)[kOwnKeys], Visit visit) {
@@ -49,10 +53,18 @@ __device__ __forceinline__ void rank_keys(const Key* chunks, std::int32_t count,
   if (thread < kOwnKeys) places[thread] = 0;
   __syncthreads();
   const std::int32_t own = first + thread % kOwnKeys;
-  if (own < count) {
+  constexpr std::int32_t kSharing = kRankThreads / kOwnKeys;  // threads of a key
+  if (own < count && count <= kFewKeys) {
+    std::int32_t smaller = 0;
+#pragma unroll 8
+    for (std::int32_t i = thread / kOwnKeys; i < count; i += kSharing) {
+      smaller += room[i] < room[own] ? 1 : 0;
+    }
+    atomicAdd(&places[thread % kOwnKeys], smaller);
+  } else if (own < count) {
     // The lanes of a warp look up keys that are neighbours in their chunk, so most read the same.
     std::int32_t smaller = 0;
-    constexpr std::int32_t kStride = kRankThreads / kOwnKeys * kChunkKeys;
+    constexpr std::int32_t kStride = kSharing * kChunkKeys;
 #pragma unroll 2
     for (std::int32_t begin = thread / kOwnKeys * kChunkKeys; begin < count; begin += kStride) {
       smaller += count_smaller(room + begin, min(count - begin, kChunkKeys), room[own]);
