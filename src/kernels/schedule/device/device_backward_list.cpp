@@ -52,7 +52,7 @@ void add_zeroed(Arena& arena, DeviceBackwardLayout& layout, const BackwardProble
   if (!layout.has_bins) layout.cut_bits = arena.add<std::uint32_t>(num_row_words(problem.rows_k));
   layout.seen_keys = arena.add<std::uint32_t>(num_seen_words(problem.rows_k));
   layout.converted_tiles = arena.add<std::int32_t>(layout.frame.num_q_tiles());
-  layout.addition_changes = arena.add<std::int32_t>(layout.frame.num_q_tiles() + 1);
+  layout.addition_changes = arena.add<std::int32_t>(layout.frame.num_q_tiles() + 4);
   layout.zeroed_bytes = arena.size_bytes();
 }
 

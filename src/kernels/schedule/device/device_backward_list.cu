@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kRunThreads, 4)
   if (build.header->outcome.num_tiles == 0) return;
   if (build.header->outcome.is_ordered == 0) return share_sums(build);
   __shared__ RunShared shared;
-  if (blockIdx.x + 1 == gridDim.x) count_additions(shared, build);
+  if (blockIdx.x + 1 == gridDim.x) return count_additions(shared, build);
   const auto num_records = static_cast<std::int32_t>(build.header->outcome.num_records);
   RunsWriter(shared, build, num_records).run();
 }
@@ -419,7 +419,7 @@ void build_device_backward_list(const DeviceBackwardShape& shape,
   const auto order_blocks = static_cast<unsigned>(std::clamp<std::int64_t>(
       std::max<std::int64_t>(layout.max_tiles, shape.record_capacity / (64 * kRunWarps)), 1,
       kMaxOrderBlocks));
-  launch_ahead(order_kernel, order_blocks, kRunThreads, 0, build, stream);
+  launch_ahead(order_kernel, order_blocks + 1, kRunThreads, 0, build, stream);
 }
 
 }  // namespace magi

@@ -123,7 +123,7 @@ struct DeviceBackwardLayout {
   std::size_t cut_bits = 0;          ///< uint32 [rows_k / 32]: a slice begins at the key
   std::size_t seen_keys = 0;         ///< uint32 [num_seen_words(rows_k)]: see SeenRows
   std::size_t converted_tiles = 0;   ///< int32 [q tiles]: 1 if the main kernel makes their dq
-  std::size_t addition_changes = 0;  ///< int32 [q tiles + 1]: of additions, to a q tile's sums
+  std::size_t addition_changes = 0;  ///< int32 [q tiles + 4]: of additions, to a q tile's sums
   std::size_t zeroed_bytes = 0;      ///< the header and all parts above
   std::size_t num_cut_tiles = 0;     ///< int32
   std::size_t tile_bits = 0;         ///< uint32 [rows_k / 32]: a cut k tile begins at the key

@@ -41,19 +41,37 @@ __device__ __forceinline__ void share_sums(const BackwardBuild& build) {
   }
 }
 
-/// Fills in how many records add to the sums of each q tile: by one block.
+/// Fills in how many records add to the sums of each q tile: by one block, which reads many at
+/// once.
 __device__ __forceinline__ void count_additions(RunShared& shared, const BackwardBuild& build) {
-  const std::int32_t chunk = (build.num_q_tiles + kRunThreads - 1) / kRunThreads;
-  const std::int32_t begin = min(static_cast<std::int32_t>(threadIdx.x) * chunk, build.num_q_tiles);
-  const std::int32_t end = min(begin + chunk, build.num_q_tiles);
-  std::int32_t own = 0;
-#pragma unroll 4
-  for (std::int32_t i = begin; i < end; ++i) own += build.addition_changes[i];
-  std::int32_t count = scan_block<kRunThreads>(own, shared.scan).before;
-#pragma unroll 4
-  for (std::int32_t i = begin; i < end; ++i) {
-    count += build.addition_changes[i];
-    build.tile_semaphores[i].num_additions = count;
+  constexpr std::int32_t kQuads = 4;  // of a thread, side by side
+  std::int32_t before = 0;            // additions, as many as the changes so far make
+#pragma unroll 1
+  for (std::int32_t window = 0; window < build.num_q_tiles; window += kRunThreads * kQuads * 4) {
+    const std::int32_t first = window + static_cast<std::int32_t>(threadIdx.x) * kQuads * 4;
+    int4 changes[kQuads];
+    std::int32_t own = 0;
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      changes[i] = int4{};
+      if (first + 4 * i >= build.num_q_tiles) continue;
+      changes[i] = *reinterpret_cast<const int4*>(build.addition_changes + first + 4 * i);
+    }
+#pragma unroll
+    for (const int4& c : changes) own += c.x + c.y + c.z + c.w;
+    const auto scan = scan_block<kRunThreads>(own, shared.scan);
+    std::int32_t count = before + scan.before;
+    before += scan.total;
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const std::int32_t of_quad[4] = {changes[i].x, changes[i].y, changes[i].z, changes[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        count += of_quad[j];
+        const std::int32_t tile = first + 4 * i + j;
+        if (tile < build.num_q_tiles) build.tile_semaphores[tile].num_additions = count;
+      }
+    }
   }
 }
 
@@ -395,12 +413,12 @@ class RunsWriter {
  public:
   __device__ RunsWriter(RunShared& shared, const BackwardBuild& build, std::int32_t num_records)
       : shared_(shared), build_(build), num_records_(num_records) {
-    const auto blocks = static_cast<std::int32_t>(gridDim.x);
+    const std::int32_t blocks = num_blocks();
     per_block_ = min((num_records + blocks - 1) / blocks, kRunWarps);
   }
 
   __device__ void run() {
-    const auto blocks = static_cast<std::int32_t>(gridDim.x);
+    const std::int32_t blocks = num_blocks();
 #pragma unroll 1
     for (std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * per_block_;
          first < num_records_; first += blocks * per_block_) {
@@ -409,6 +427,9 @@ class RunsWriter {
   }
 
  private:
+  /// The last block counts additions meanwhile.
+  __device__ static std::int32_t num_blocks() { return static_cast<std::int32_t>(gridDim.x) - 1; }
+
   /// The block's records from `first` on.
   __device__ void run_some(std::int32_t first) {
     const bool has_record = warp_index() < per_block_;

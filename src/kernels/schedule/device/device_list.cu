@@ -19,6 +19,7 @@ constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 2048;
 constexpr std::int64_t kWalkingWarps = 4096;  ///< no more than run at once
 constexpr std::int32_t kRankedTiles = 32;     ///< that a block looks up
+constexpr std::int32_t kFewTiles = 4096;      ///< so many are sorted in one launch
 
 /// Adds to the tallies, and stores the slices.
 __device__ void count_slices(const DeviceBuild& build) {
@@ -143,11 +144,13 @@ __global__ void __launch_bounds__(kRankThreads)
   TileWork* sorted = nullptr;
   if (threadIdx.x < kRankedTiles) sorted = sorted_tiles(build);
   if (blockIdx.x == 0 && threadIdx.x == 0) report_sorted(build, sorted);
-  const bool has_few = build.grid.num_tiles <= kFewKeys;  // no chunks have been sorted
-  rank_keys(build.sort_keys[has_few ? 0 : 1], build.grid.num_tiles, room, places,
-            [&](std::uint64_t key, std::int32_t place) {
-              sorted[place] = build.placed[key & 0xffffffffu];
-            });
+  const auto visit = [&](std::uint64_t key, std::int32_t place) {
+    sorted[place] = build.placed[key & 0xffffffffu];
+  };
+  if (build.grid.num_tiles <= kFewTiles) {
+    return rank_few_keys(build.sort_keys[0], build.grid.num_tiles, room, places, visit);
+  }
+  rank_keys(build.sort_keys[1], build.grid.num_tiles, room, places, visit);
 }
 
 __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads, 1)
@@ -257,7 +260,7 @@ void sort_tiles(const DeviceBuild& build, cudaStream_t stream) {
   constexpr std::size_t kKeyBytes = sizeof(std::uint64_t);
   static SharedMemoryGrant grant;
   grant.ensure(rank_kernel, static_cast<int>(kMostRankedKeys * kKeyBytes));
-  if (num_tiles > kFewKeys) {
+  if (num_tiles > kFewTiles) {
     launch_ahead(sort_chunks_kernel, num_blocks(num_tiles, kChunkKeys), kChunkKeys, 0, build,
                  stream);
   }

@@ -35,11 +35,34 @@ __device__ __forceinline__ std::int32_t count_smaller(const Key* keys, std::int3
   return found;
 }
 
-/// So few keys are ranked without chunks: each is compared with all.
-inline constexpr std::int32_t kFewKeys = 1024;
+/// Compares kOwnKeys keys of a block, each by many threads, with all `count` keys in any order. For
+/// few keys, as it spares the chunks. The rest as rank_keys.
+template <std::int32_t kOwnKeys, typename Key, typename Visit>
+__device__ __forceinline__ void rank_few_keys(const Key* keys, std::int32_t count, Key* room,
+                                              std::int32_t (&places)[kOwnKeys], Visit visit) {
+  const auto thread = static_cast<std::int32_t>(threadIdx.x);
+  const std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kOwnKeys;
+  if (first >= count) return;
+#pragma unroll 4
+  for (std::int32_t i = thread; i < count; i += kRankThreads) room[i] = keys[i];
+  if (thread < kOwnKeys) places[thread] = 0;
+  __syncthreads();
+  const std::int32_t own = first + thread % kOwnKeys;
+  if (own < count) {
+    const Key key = room[own];
+    std::int32_t smaller = 0;
+#pragma unroll 8
+    for (std::int32_t i = thread / kOwnKeys; i < count; i += kRankThreads / kOwnKeys) {
+      smaller += room[i] < key ? 1 : 0;
+    }
+    atomicAdd(&places[thread % kOwnKeys], smaller);
+  }
+  __syncthreads();
+  if (thread < kOwnKeys && own < count) visit(room[own], places[thread]);
+}
 
 /// Looks up kOwnKeys keys of a block, each by many threads, among all `count` keys, which lie in
-/// sorted chunks (kFewKeys in any order), and calls visit(key, how many are smaller) for each.
+/// sorted chunks, and calls visit(key, how many are smaller) for each.
 /// `room` in shared memory holds all keys, `places` kOwnKeys numbers. All kRankThreads threads
 /// call.
 template <std::int32_t kOwnKeys, typename Key, typename Visit>
@@ -53,18 +76,10 @@ __device__ __forceinline__ void rank_keys(const Key* chunks, std::int32_t count,
   if (thread < kOwnKeys) places[thread] = 0;
   __syncthreads();
   const std::int32_t own = first + thread % kOwnKeys;
-  constexpr std::int32_t kSharing = kRankThreads / kOwnKeys;  // threads of a key
-  if (own < count && count <= kFewKeys) {
-    std::int32_t smaller = 0;
-#pragma unroll 8
-    for (std::int32_t i = thread / kOwnKeys; i < count; i += kSharing) {
-      smaller += room[i] < room[own] ? 1 : 0;
-    }
-    atomicAdd(&places[thread % kOwnKeys], smaller);
-  } else if (own < count) {
+  if (own < count) {
     // The lanes of a warp look up keys that are neighbours in their chunk, so most read the same.
     std::int32_t smaller = 0;
-    constexpr std::int32_t kStride = kSharing * kChunkKeys;
+    constexpr std::int32_t kStride = kRankThreads / kOwnKeys * kChunkKeys;
 #pragma unroll 2
     for (std::int32_t begin = thread / kOwnKeys * kChunkKeys; begin < count; begin += kStride) {
       smaller += count_smaller(room + begin, min(count - begin, kChunkKeys), room[own]);
