@@ -7,6 +7,10 @@
 
 namespace magi {
 
+/// Up to so many k tiles, neighbours are the work of different multiprocessors; more are so many
+/// for each that neighbours, which read the same, are better together.
+inline constexpr std::int32_t kMostSpreadTiles = 1024;
+
 struct KeyEmitShared {
   std::int32_t ids[kEmitWarps][kMostPlainParts];
   BandSlice parts[kEmitWarps][kMostPlainParts];
@@ -40,19 +44,20 @@ class KeyRecordWriter {
       shared_.longest_narrow = 0;
     }
     __syncthreads();
-    // Neighbours, of which many slices may see each, are the work of different multiprocessors.
-    const auto blocks = static_cast<std::int32_t>(gridDim.x);
+    const bool is_spread = grid_.num_tiles <= kMostSpreadTiles;
+    const std::int32_t apart = is_spread ? static_cast<std::int32_t>(gridDim.x) : 1;
+    const auto first = static_cast<std::int32_t>(blockIdx.x) * (is_spread ? 1 : kEmitWarps);
 #pragma unroll 1
-    for (auto tile = static_cast<std::int32_t>(blockIdx.x); tile < grid_.num_tiles;
-         tile += blocks * kEmitWarps) {
-      const std::int32_t own = tile + warp_index() * blocks;
+    for (std::int32_t tile = first; tile < grid_.num_tiles;
+         tile += static_cast<std::int32_t>(gridDim.x) * kEmitWarps) {
+      const std::int32_t own = tile + warp_index() * apart;
       const KeyTile work = has_bins(build_) ? place(own) : placed(own);
       const bool has_many = num_records(work) > kMostPlainParts;
       if (own < grid_.num_tiles && !has_many) write_few(own, work);
       if (__syncthreads_or(has_many ? 1 : 0) == 0) continue;
 #pragma unroll 1
       for (int warp = 0; warp < kEmitWarps; ++warp) {
-        const std::int32_t other = tile + warp * blocks;
+        const std::int32_t other = tile + warp * apart;
         const KeyTile many = placed(other);
         if (num_records(many) > kMostPlainParts) write_many(other, many);
       }

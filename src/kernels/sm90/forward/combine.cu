@@ -19,6 +19,7 @@ constexpr int kRunLanes = kColumns / 4;
 constexpr int kRuns = kLanes / kRunLanes;
 constexpr int kMaxThreads = 256;  // all columns of a row
 constexpr std::int64_t kMaxBlocks = 2048;
+constexpr std::int64_t kMaxDeviceBlocks = 528;
 
 /// A row of a split tile: its splits' rows begin at `first` and lie `stride` apart.
 struct SplitRow {
@@ -177,7 +178,9 @@ __global__ void __launch_bounds__(kMaxThreads)
 
 void launch_combine_kernel(const CombineParams& params, std::int64_t max_rows,
                            cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(std::clamp<std::int64_t>(max_rows, 1, kMaxBlocks));
+  // Of a list made on the device there may be nothing to combine, which few blocks find out sooner.
+  const std::int64_t most = params.outcome != nullptr ? kMaxDeviceBlocks : kMaxBlocks;
+  const auto blocks = static_cast<unsigned>(std::clamp<std::int64_t>(max_rows, 1, most));
   const int threads = params.dim_v > kMaxThreads / 2 ? kMaxThreads : kMaxThreads / 2;
   if (params.outcome != nullptr) {
     return launch_ahead(combine_kernel, blocks, static_cast<unsigned>(threads), 0, params, stream);
