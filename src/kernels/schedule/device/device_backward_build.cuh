@@ -63,7 +63,7 @@ struct BackwardBuild {
   std::uint32_t* seen_queries = nullptr;
   std::uint32_t* seen_keys = nullptr;
   std::int32_t* tile_components = nullptr;
-  TileSemaphores* tile_semaphores = nullptr;  ///< null where additions are not counted
+  TileSemaphores* tile_semaphores = nullptr;
   std::int32_t* addition_changes = nullptr;
   std::int32_t* converted_tiles = nullptr;
   BandRecord* slices = nullptr;

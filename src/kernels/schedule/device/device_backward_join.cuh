@@ -143,10 +143,8 @@ class ComponentMarker {
     const std::int32_t row = build_.records[index].band.q0;
     RecordMark mark = build_.marks[index];
     if (mark.semaphore_begin >= mark.semaphore_end) return;
-    if (build_.tile_semaphores != nullptr) {
-      atomicAdd(&build_.addition_changes[mark.semaphore_begin], 1);
-      atomicAdd(&build_.addition_changes[mark.semaphore_end], -1);
-    }
+    atomicAdd(&build_.addition_changes[mark.semaphore_begin], 1);
+    atomicAdd(&build_.addition_changes[mark.semaphore_end], -1);
     mark.component = component_of(row);
     mark.semaphore_begin += mark.component;
     mark.semaphore_end += mark.component;
@@ -174,7 +172,6 @@ class ComponentMarker {
     const std::int32_t before = first == 0 ? 0 : components_up_to(first - 1);
     const std::int32_t first_component = before - (build_.covered.has(first) ? 1 : 0);
     build_.tile_components[tile] = components_up_to(last) - first_component;
-    if (build_.tile_semaphores == nullptr) return;
     build_.tile_semaphores[tile].begin = tile + first_component;
   }
 

@@ -237,8 +237,7 @@ __global__ void __launch_bounds__(kRunThreads, 4)
   if (build.header->outcome.num_tiles == 0) return;
   if (build.header->outcome.is_ordered == 0) return share_sums(build);
   __shared__ RunShared shared;
-  const bool is_counting = build.tile_semaphores != nullptr && blockIdx.x + 1 == gridDim.x;
-  if (is_counting) return count_additions(shared, build);
+  if (blockIdx.x + 1 == gridDim.x) return count_additions(shared, build);
   const auto num_records = static_cast<std::int32_t>(build.header->outcome.num_records);
   RunsWriter(shared, build, num_records).run();
 }
@@ -328,9 +327,7 @@ BackwardBuild make_build(const DeviceBackwardShape& shape, const DeviceBackwardL
   build.seen_queries = part_at<std::uint32_t>(memory, layout.seen_queries);
   build.seen_keys = part_at<std::uint32_t>(memory, layout.seen_keys);
   build.tile_components = part_at<std::int32_t>(memory, layout.tile_components);
-  if (layout.has_tile_semaphores()) {
-    build.tile_semaphores = part_at<TileSemaphores>(memory, layout.tile_semaphores);
-  }
+  build.tile_semaphores = part_at<TileSemaphores>(memory, layout.tile_semaphores);
   build.addition_changes = part_at<std::int32_t>(memory, layout.addition_changes);
   build.converted_tiles = part_at<std::int32_t>(memory, layout.converted_tiles);
   build.slices = part_at<BandRecord>(memory, layout.slices);
@@ -422,8 +419,7 @@ void build_device_backward_list(const DeviceBackwardShape& shape,
   const auto order_blocks = static_cast<unsigned>(std::clamp<std::int64_t>(
       std::max<std::int64_t>(layout.max_tiles, shape.record_capacity / (64 * kRunWarps)), 1,
       kMaxOrderBlocks));
-  launch_ahead(order_kernel, order_blocks + (layout.has_tile_semaphores() ? 1 : 0), kRunThreads, 0,
-               build, stream);
+  launch_ahead(order_kernel, order_blocks + 1, kRunThreads, 0, build, stream);
 }
 
 }  // namespace magi

@@ -156,9 +156,6 @@ struct DeviceBackwardLayout {
 
   /// Whether the whole device sorts the k tiles.
   bool has_few_tiles() const { return max_tiles <= kMostRankedKeys; }
-  /// Whether additions are counted (tile_semaphores): in long lists that takes longer than it
-  /// saves.
-  bool has_tile_semaphores() const { return frame.num_q_tiles() <= 1024; }
 };
 static_assert(kMostPlainSplitTiles == kMostRankedKeys);
 

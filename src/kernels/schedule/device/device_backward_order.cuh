@@ -428,9 +428,7 @@ class RunsWriter {
 
  private:
   /// The last block counts additions meanwhile.
-  __device__ std::int32_t num_blocks() const {
-    return static_cast<std::int32_t>(gridDim.x) - (build_.tile_semaphores != nullptr ? 1 : 0);
-  }
+  __device__ static std::int32_t num_blocks() { return static_cast<std::int32_t>(gridDim.x) - 1; }
 
   /// The block's records from `first` on.
   __device__ void run_some(std::int32_t first) {

@@ -19,7 +19,7 @@ constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 2048;
 constexpr std::int64_t kWalkingWarps = 4096;  ///< no more than run at once
 constexpr std::int32_t kRankedTiles = 32;     ///< that a block looks up
-constexpr std::int32_t kFewTiles = 1024;      ///< so many are sorted in one launch
+constexpr std::int32_t kFewTiles = 4096;      ///< so many are sorted in one launch
 
 /// Adds to the tallies, and stores the slices.
 __device__ void count_slices(const DeviceBuild& build) {

@@ -22,7 +22,7 @@ struct BackwardListOnDevice {
   const KeyRecord* records = nullptr;
   const SemaphoreRun* semaphore_runs = nullptr;
   const std::int32_t* tile_components = nullptr;
-  const TileSemaphores* tile_semaphores = nullptr;  ///< null: not counted
+  const TileSemaphores* tile_semaphores = nullptr;  ///< null: of several lists
   std::int32_t num_left = 0;                        ///< see BackwardList::left_tiles
   const std::int32_t* left_tiles = nullptr;
   const TileArrival* arrivals = nullptr;     ///< [k tiles], where keys come

@@ -50,9 +50,7 @@ BackwardListOnDevice parts_of(void* workspace, const DeviceBackwardCall& call) {
           .records = part_at<const KeyRecord>(workspace, layout.records),
           .semaphore_runs = part_at<const SemaphoreRun>(workspace, layout.runs),
           .tile_components = part_at<const std::int32_t>(workspace, layout.tile_components),
-          .tile_semaphores = layout.has_tile_semaphores()
-                                 ? part_at<const TileSemaphores>(workspace, layout.tile_semaphores)
-                                 : nullptr,
+          .tile_semaphores = part_at<const TileSemaphores>(workspace, layout.tile_semaphores),
           .outcome = &header->outcome,
           .order = part_at<const std::int32_t>(workspace, layout.items),
           .unordered = may_be_unordered ? &header->unordered : nullptr,
