@@ -12,6 +12,7 @@ from magi_attention import backends
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.backends import _fa4, _flex, torch_attention
 from magi_attention.functional import ffa_fa4_func
+from magi_attention.functional._checks import check_sm_margin
 from magi_attention.functional.kernel_backend import backend_of_environment
 from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.integrations._model_plans import make_plan
@@ -110,6 +111,14 @@ def test_what_it_cannot_do_is_refused_by_name(name, options, message):
     q = torch.randn(8, 2, 8)
     with cases.chosen(name), pytest.raises((ValueError, NotImplementedError), match=message):
         flex_flash_attn_func(q, q, q, RANGE, RANGE, **options)
+
+
+@pytest.mark.parametrize("name", [None, "mma"])
+def test_the_library_leaves_multiprocessors_to_others(name):
+    """Both families of its kernels do; a registered backend cannot be asked to."""
+    check_sm_margin(8, name)
+    with pytest.raises(NotImplementedError, match="sm_margin is 8 with backend own; allowed: 0"):
+        check_sm_margin(8, "own")
 
 
 @pytest.mark.parametrize("name", ["fa4", "flex"])

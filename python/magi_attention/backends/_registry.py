@@ -15,6 +15,7 @@ from magi_attention._native.library import check, lib
 from magi_attention.common._arguments import check_kind
 
 OWN = ("ffa", "cutedsl")  # names of the library's own backend
+MMA = "mma"  # the library's own kernels for every GPU since Ampere, asked for by name
 _DEVICES = ("cpu", "cuda")
 _registered: set[str] = set()
 _supplied: list[Any] = []  # tables, which the library calls as long as the process lives

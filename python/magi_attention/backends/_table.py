@@ -13,6 +13,7 @@ import torch
 
 from magi_attention._native.library import gpu_architectures, version
 from magi_attention.backends import _cudnn, _fa4, _flex, _registry, torch_attention
+from magi_attention.backends._registry import MMA
 
 
 class _Offer(NamedTuple):
@@ -49,7 +50,6 @@ _OFFERS = {
         serves_cpu=True,
     ),
 }  # fmt: skip
-MMA = "mma"  # the library's own kernels for every GPU since Ampere, asked for by name
 _BY_VARIABLE = {value: name for name, offer in _OFFERS.items() for value in offer.values}
 
 

@@ -12,6 +12,7 @@ import torch
 from magi_attention._native.attention import accumulator_dtype
 from magi_attention._native.backend import Limits, known_limits
 from magi_attention._native.tensors import as_plain, is_intercepted, refuse_transforms
+from magi_attention.backends._registry import MMA
 from magi_attention.common._arguments import check_int, check_number
 from magi_attention.env.build import has_gpu_kernels
 from magi_attention.functional.utils import check_layout
@@ -136,11 +137,11 @@ def check_qkv(
 
 def check_sm_margin(sm_margin: int, backend: str | None = None) -> None:
     """ValueError for a number of multiprocessors that no GPU has, NotImplementedError for one that
-    a backend which is not the library's own (None) cannot leave to others.
+    a backend which is not the library's own (None, MMA) cannot leave to others.
     """
     if type(sm_margin) is not int or not 0 <= sm_margin <= _MAX_SM_MARGIN:
         check_int("sm_margin", sm_margin, 0, _MAX_SM_MARGIN)
-    if sm_margin and backend is not None:
+    if sm_margin and backend not in (None, MMA):
         raise NotImplementedError(f"sm_margin is {sm_margin} with backend {backend}; allowed: 0")
 
 
