@@ -8,7 +8,7 @@ import torch
 
 import dense
 from magi_attention.api import flex_flash_attn_func
-from magi_attention.functional import SparseForwardMeta
+from magi_attention.functional import SparseForwardMeta, _sparse
 from magi_attention.functional._operators import listed_backward_op, listed_forward_op
 from sparse_masks import check, counts_of_lists, random_case
 from test_flex import QKV, RANGE, close, graph_agrees, inputs
@@ -252,3 +252,20 @@ def test_another_backend_is_refused_by_name(monkeypatch):
     monkeypatch.setenv("MAGI_ATTENTION_KERNEL_BACKEND", "sdpa")
     with pytest.raises(NotImplementedError, match="backend torch takes no lists of single queries"):
         flex_flash_attn_func(**GOOD)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_gradient_of_latents_is_that_of_one_tensor(compiled):
+    """Which holds on GPUs alone; a compiler cannot see whose view a tensor is."""
+    apply = _sparse.check_latents
+    if compiled:
+        apply = torch.compile(apply, backend="eager")
+    k = torch.zeros(4, 1, 576)
+    apply(k, k[..., :512].clone())  # without gradients
+    k.requires_grad_()
+    apply(k, k[..., :512])
+    with pytest.raises(ValueError, match="v is no view of k for autograd"):
+        apply(k, k.detach()[..., :512])
+    if not compiled:
+        with pytest.raises(ValueError, match="v is no view of k for autograd"):
+            apply(k, k[..., :512].clone())

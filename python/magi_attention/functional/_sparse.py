@@ -149,8 +149,8 @@ def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple
     sm_margin, deterministic.
     """
     q, k, v = check_qkv(*qkv, under_lists=True)
-    if is_latent(q, v) and not torch.compiler.is_compiling():
-        _check_latents(*qkv[1:])
+    if is_latent(q, v):
+        check_latents(*qkv[1:])
     softmax_scale, softcap, with_max_logits, sm_margin, deterministic = numbers
     scale, softcap = check_params(softmax_scale, softcap, q.dtype)
     sink, layout = check_sink(*sink, q)
@@ -164,12 +164,14 @@ def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple
     return out, SparseForwardMeta(lse, max_logits if with_max_logits else None, word)
 
 
-def _check_latents(k: torch.Tensor, v: torch.Tensor) -> None:
+def check_latents(k: torch.Tensor, v: torch.Tensor) -> None:
     """ValueError unless gradients that reach k for v as well are those of one tensor."""
-    base = k if k._base is None else k._base
     if not torch.is_grad_enabled() or not (k.requires_grad or v.requires_grad):
         return
-    if v._base is not base or k.requires_grad != v.requires_grad:
+    is_view = True  # a compiler, which has no _base, takes the caller's word for
+    if not torch.compiler.is_compiling():
+        is_view = v._base is (k if k._base is None else k._base)
+    if not is_view or k.requires_grad != v.requires_grad:
         raise ValueError(
             "v is no view of k for autograd; allowed with head dims 576 and 512 on a GPU: "
             "k[..., :512], or both views of one tensor"
