@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/device.hpp"
 
-#include <cstddef>
-#include <vector>
+#include <map>
+#include <mutex>
 
 #include "cuda/check.hpp"
 
@@ -31,14 +31,13 @@ DeviceInfo read_device_info(std::int32_t device) {
 }  // namespace
 
 DeviceInfo device_info(std::int32_t device) {
-  // Each launch asks.
-  static const std::vector<DeviceInfo> known = [] {
-    std::vector<DeviceInfo> infos;
-    for (std::int32_t i = 0; i < device_count(); ++i) infos.push_back(read_device_info(i));
-    return infos;
-  }();
-  const auto index = static_cast<std::size_t>(device);
-  return index < known.size() ? known[index] : read_device_info(device);
+  // Each launch asks. A process asks of the GPUs it uses alone: others may be unfit.
+  static std::mutex mutex;
+  static std::map<std::int32_t, DeviceInfo> known;
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(device);
+  if (found != known.end()) return found->second;
+  return known.emplace(device, read_device_info(device)).first->second;
 }
 
 std::string device_name(std::int32_t device) {
