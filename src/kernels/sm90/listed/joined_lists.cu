@@ -275,6 +275,7 @@ std::int32_t joined_queries(const TensorView& q, const TensorView& k, const List
   constexpr std::int64_t kMostPositions = std::int64_t{1} << 20;
   constexpr std::int32_t kWordsPerPosition = 8;  // fewer keys than that: the joining takes longer
   constexpr std::int64_t kMostElements = std::int64_t{1} << 34;  // that 32-bit places reach
+  constexpr std::int64_t kMostHeads = 65'535;                    // of a grid's second dimension
   const std::int64_t heads = q.shape[1] / k.shape[1];
   if (lists.rows_k == 0 || lists.num_positions == 0 || 2 * heads > 64) return 1;
   const auto queries = static_cast<std::int32_t>(std::bit_floor(
@@ -282,7 +283,7 @@ std::int32_t joined_queries(const TensorView& q, const TensorView& k, const List
   const std::int64_t words = (std::int64_t{lists.rows_k} + 31) / 32;
   const bool fits = bits_bytes(words, queries) <= kMostSharedBytes &&
                     std::int64_t{lists.num_positions} * queries <= kMostPositions &&
-                    q.stride[0] * queries <= kMostElements;
+                    q.stride[0] * queries <= kMostElements && k.shape[1] <= kMostHeads;
   return fits && words <= std::int64_t{lists.num_positions} * kWordsPerPosition ? queries : 1;
 }
 
