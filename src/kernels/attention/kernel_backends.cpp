@@ -225,8 +225,8 @@ void refuse_device(std::int32_t device) {
   if (device < 0) throw invalid("q.device", device, "a CUDA ordinal");
   if (is_device(device)) {
     throw invalid("q.device", device_name(device),
-                  "GPUs of compute capability 9.0, with slices in host memory also later ones and "
-                  "8.x; try: a backend of another package, in Python "
+                  "GPUs of compute capability 9.0, and with slices in host memory 8.0 and later; "
+                  "try: a backend of another package, in Python "
                   "MAGI_ATTENTION_KERNEL_BACKEND=flex");
   }
   throw invalid("q.device", device,
