@@ -11,7 +11,6 @@ using sm90::FeatureSet;
 /// Keys of a k tile for which there are registers: softcaps and maxima need some.
 constexpr int keys_of(int dim_qk, bool is_general) {
   if (dim_qk == 64) return is_general ? 64 : 96;
-  if (dim_qk == 128) return is_general ? 32 : 48;
   return is_general && dim_qk < 256 ? 32 : 64;
 }
 

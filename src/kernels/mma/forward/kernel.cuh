@@ -69,9 +69,10 @@ class ForwardCta {
   using Scores = float[kBlocks][kC.keys / 2];
   using Copied = CopiedRows<kForwardThreads>;
   static constexpr int kStages = Storage::kStages;
-  /// Whether the slot of an item's last run is kept or computed: found by trial, so that ptxas
-  /// spills no registers.
+  /// Whether the slot of an item's last run is kept or computed, and how much the loop that copies
+  /// Q is unrolled: found by trial, so that ptxas spills no registers.
   static constexpr bool kKeepsSlot = kC.dim_qk == 128;
+  static constexpr int kUnrolled = kC.dim_qk == 128 ? 2 : 1;
 
   __device__ __forceinline__ RunWalk<kC> walk() const { return {shared_.walk, params_}; }
   __device__ __forceinline__ const sm90::RunMessage& present() const { return shared_.runs[slot_]; }
@@ -133,7 +134,7 @@ class ForwardCta {
     const sm90::RunMessage& run = shared_.runs[slot];
     if ((run.flags & sm90::kEndOfItems) != 0) return;
     const int num_rows = min(params_.rows_q - run.token_begin, kC.rows()) << params_.packed_shift;
-    copy_tile<kC.rows(), kC.dim_qk, 1>(
+    copy_tile<kC.rows(), kC.dim_qk, kUnrolled>(
         shared_.q, params_.dim_qk,
         packed_rows<kForwardThreads>(params_.q_rows, run.token_begin, run.head_begin,
                                      params_.packed_shift),
