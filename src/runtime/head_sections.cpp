@@ -19,9 +19,12 @@ TensorView part_of(const TensorView& tensor, std::int32_t axis, std::int32_t par
 std::int32_t num_head_sections(const Plan& plan) {
   const auto is_of_all_rows = [](const Exchange& exchange) { return exchange.segment == 1; };
   if (plan.stages_in_flight == 0 || !std::ranges::all_of(plan.exchanges, is_of_all_rows)) return 1;
-  std::int32_t num_sections = static_cast<std::int32_t>(
+  // A plan that is read may have no stages, and more of them than heads.
+  const std::int32_t num_heads = plan.config.num_heads_kv;
+  auto num_sections = static_cast<std::int32_t>(
       std::ranges::count(plan.exchanges, Role::KeysValues, &Exchange::role));
-  while (plan.config.num_heads_kv % num_sections != 0) ++num_sections;
+  if (num_sections == 0 || num_sections > num_heads) return 1;
+  while (num_heads % num_sections != 0) ++num_sections;
   return num_sections;
 }
 

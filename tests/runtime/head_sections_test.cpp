@@ -48,6 +48,16 @@ TEST(HeadSections, AreThoseOfStagesByHeads) {
   EXPECT_EQ(num_head_sections(plan), 4);
 }
 
+TEST(HeadSections, AreOneWithoutKeysThatTravelAndWithFewerHeadsThanStages) {
+  Plan plan = plan_in_turns(masks_of_all_kinds(240)[1].mask, 3, StageMode::Heads);
+  const auto keys = std::ranges::find(plan.exchanges, Role::KeysValues, &Exchange::role);
+  const std::vector<Exchange> four(4, *keys);
+  plan.exchanges.insert(plan.exchanges.end(), four.begin(), four.end());
+  EXPECT_EQ(num_head_sections(plan), 1);
+  plan.exchanges.clear();
+  EXPECT_EQ(num_head_sections(plan), 1);
+}
+
 TEST(HeadSections, MoveWhatThePlanMoves) {
   for (const auto& [name, mask] : masks_of_all_kinds(240)) {
     PlanConfig config = config_of(4, StageMode::Heads);
