@@ -38,13 +38,12 @@ struct AttentionState {
   }
 
   void run(const PassArgs& args, void* stream) {
-    if (!runs_in_sections(args.inputs.q.device)) {
-      check(args, stream);
-      return execute(args, stream);
-    }
-    // Nothing is sent before all sections are known to be sound.
-    check_pass_args(steps, section->at(args.inputs.q.device).attends().backend(), args);
-    for_each_section(args, num_sections, [&](const PassArgs& one) { section->check(one, stream); });
+    bool is_in_sections = false;
+    abort_group_unless_refused(communicator, [&] {
+      is_in_sections = runs_in_sections(args.inputs.q.device);
+      check(args, stream, is_in_sections);
+    });
+    if (!is_in_sections) return execute(args, stream);
     CallTrace(trace, args.pass).span(SpanKind::Pass, -1, [&] {
       for_each_section(args, num_sections,
                        [&](const PassArgs& one) { section->execute(one, stream); });
@@ -67,9 +66,18 @@ struct AttentionState {
     return true;
   }
 
-  void check(const PassArgs& args, void* stream) {
-    StepMemory& memory = at(args.inputs.q.device);
-    check_pass_args(steps, memory.attends().backend(), args);
+  /// Checks the arguments, those of all sections too. What StepCall::check_pass refuses later it
+  /// refuses of the first section, before anything is sent: passes of the others are alike.
+  void check(const PassArgs& args, void* stream, bool is_in_sections) {
+    StepMemory& memory = (is_in_sections ? *section : *this).at(args.inputs.q.device);
+    const auto check_args = [&](const RankSteps& checked, const PassArgs& given) {
+      check_pass_args(checked, memory.attends().backend(), given);
+    };
+    check_args(steps, args);
+    if (is_in_sections) {
+      for_each_section(args, num_sections,
+                       [&](const PassArgs& one) { check_args(section->steps, one); });
+    }
     check_stream(memory.exchanger(), communicator, args.inputs.q.device, stream);
   }
 
