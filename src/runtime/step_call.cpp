@@ -324,7 +324,7 @@ TensorView StepCall::sum_for(const TensorView& target, bool is_added) {
 }
 
 void StepCall::store(const TensorView& sum, const TensorView& target) {
-  if (sum.data != target.data) convert_elements(sum, target, stream);
+  if (sum.data != target.data) copy_elements(sum, target, stream);
 }
 
 ForwardArgs forward_args(StepCall& call, const AttendCall& attend, const TensorView& maxima) {

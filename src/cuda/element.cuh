@@ -4,7 +4,20 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "base/check.hpp"
+#include "magi/tensor.hpp"
+
 namespace magi {
+
+/// Calls body(element) with an element of a floating-point type.
+template <typename Body>
+void with_float(DType dtype, const Body& body) {
+  if (dtype == DType::Float64) return body(double{});
+  if (dtype == DType::Float32) return body(float{});
+  if (dtype == DType::Float16) return body(__half{});
+  MAGI_CHECK(dtype == DType::BFloat16);
+  body(__nv_bfloat16{});
+}
 
 /// Four elements in 16 bits each, rounded to nearest even.
 __device__ __forceinline__ uint2 rounded(float4 value, __half) {
