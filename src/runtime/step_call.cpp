@@ -67,7 +67,7 @@ StepCall::StepCall(const RankSteps& rank_steps, StepMemory& step_memory, const P
       memory(step_memory),
       args(pass_args),
       stream(step_stream),
-      trace(step_trace, pass_args.pass),
+      trace(step_trace),
       options_(pack_options(steps, memory, args)),
       list_(args.pass == Pass::Forward ? steps.own.forward : steps.own.backward),
       pending_(list_.size()) {

@@ -135,7 +135,7 @@ class StepCall {
   StepMemory& memory;
   const PassArgs& args;
   void* const stream;
-  const CallTrace trace;
+  StepTrace& trace;
 
  private:
   std::size_t place_of(const Step& step) const {

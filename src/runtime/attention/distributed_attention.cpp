@@ -44,7 +44,9 @@ struct AttentionState {
       check(args, stream, is_in_sections);
     });
     if (!is_in_sections) return execute(args, stream);
-    CallTrace(trace, args.pass).span(SpanKind::Pass, -1, [&] {
+    // StepCall::prepare_pass refuses the first section before anything is sent, or none of them:
+    // their passes are alike.
+    trace.pass_span(args.pass, [&] {
       for_each_section(args, num_sections,
                        [&](const PassArgs& one) { section->execute(one, stream); });
     });
@@ -89,7 +91,7 @@ struct AttentionState {
     call.check_pass();
     abort_group_on_error(communicator, [&] {
       call.begin();
-      call.trace.span(SpanKind::Pass, -1, [&] {
+      trace.pass_span(args.pass, [&] {
         if (per_share) per_share->fill();
         run_steps(call);
         if (per_share) per_share->give();
