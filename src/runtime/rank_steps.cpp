@@ -223,8 +223,6 @@ RankSteps::RankSteps(const Plan& given, std::int32_t rank, const HeadShares& hea
     : plan(given),
       own(given.ranks[static_cast<std::size_t>(rank)]),
       shares(head_shares.count > 1 ? head_shares : HeadShares(given, rank)),
-      rows_q(given.placement_q.rows_of(rank)),
-      rows_k(given.placement_k.rows_of(rank)),
       q_segments(make_segments(given, rank, Space::Queries)),
       k_segments(make_segments(given, rank, Space::Keys)),
       whole_(given, shares.count) {
