@@ -131,9 +131,6 @@ void StepCall::prepare_pass() {
                            static_cast<std::uint64_t>(pass_start_.most_bytes));
   pass_start_.is_first = memory.is_first_pass();
   pass_start_.is_saving = is_given(args.whole_out);
-}
-
-void StepCall::check_pass() {
   if (memory.peers() != nullptr) memory.peers()->check_pass(pass_start_, stream);
 }
 

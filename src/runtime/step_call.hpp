@@ -45,8 +45,7 @@ std::int64_t row_elements(std::span<const TensorView> tensors);
 /// One call of a pass: its tensors by role, the memory that it is lent, and its exchanges. A call
 /// goes through these in order:
 ///   set_own          flat tensors (FlatTensors) instead of the caller's, or sums
-///   prepare_pass     tables of rows, which one rank alone may have no memory for
-///   check_pass       the last refusal; from here on rows move
+///   prepare_pass     tables of rows, and the last refusal; from here on rows move
 ///   begin            memory of the call, until the call's end
 ///   begin_pass       rows may move
 ///   exchange, await  the plan's steps (walk/walk.hpp), or start (arrival/)
@@ -62,12 +61,10 @@ class StepCall {
   StepCall(const StepCall&) = delete;
   StepCall& operator=(const StepCall&) = delete;
 
-  /// Makes the tables that the pass's exchanges need. The own tensors of the roles that travel are
-  /// set. It may run out of memory on one rank alone.
-  void prepare_pass();
-  /// Behind prepare_pass. Throws InvalidArgument, on all ranks alike and before anything is done,
+  /// Makes the tables that the pass's exchanges need, for which one rank alone may have no memory.
+  /// The own tensors of the roles that travel are set. Throws InvalidArgument, on all ranks alike,
   /// where the stream cannot begin the pass.
-  void check_pass();
+  void prepare_pass();
   /// Lends memory from here on, after the work of the call's stream.
   void begin();
   /// Lends workspace of the largest attend, which others use in turn (none where none needs any),

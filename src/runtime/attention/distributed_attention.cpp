@@ -38,10 +38,14 @@ struct AttentionState {
   }
 
   void run(const PassArgs& args, void* stream) {
+    const std::int32_t device = args.inputs.q.device;
     bool is_in_sections = false;
     abort_group_unless_refused(communicator, [&] {
-      is_in_sections = runs_in_sections(args.inputs.q.device);
-      check(args, stream, is_in_sections);
+      is_in_sections = runs_in_sections(device);
+      StepMemory& memory = (is_in_sections ? *section : *this).at(device);
+      // Sections have the types, dims and strides of the whole: what is sound for it is for them.
+      check_pass_args(steps, memory.attends().backend(), args);
+      check_stream(memory.exchanger(), communicator, device, stream);
     });
     if (!is_in_sections) return execute(args, stream);
     // StepCall::prepare_pass refuses the first section before anything is sent, or none of them:
@@ -68,27 +72,11 @@ struct AttentionState {
     return true;
   }
 
-  /// Checks the arguments, those of all sections too. What StepCall::check_pass refuses later it
-  /// refuses of the first section, before anything is sent: passes of the others are alike.
-  void check(const PassArgs& args, void* stream, bool is_in_sections) {
-    StepMemory& memory = (is_in_sections ? *section : *this).at(args.inputs.q.device);
-    const auto check_args = [&](const RankSteps& checked, const PassArgs& given) {
-      check_pass_args(checked, memory.attends().backend(), given);
-    };
-    check_args(steps, args);
-    if (is_in_sections) {
-      for_each_section(args, num_sections,
-                       [&](const PassArgs& one) { check_args(section->steps, one); });
-    }
-    check_stream(memory.exchanger(), communicator, args.inputs.q.device, stream);
-  }
-
   void execute(const PassArgs& args, void* stream) {
     StepCall call(steps, at(args.inputs.q.device), args, stream, trace);
     std::optional<FlatTensors> per_share;
     if (steps.shares.count > 1) per_share.emplace(call);
-    abort_group_on_error(communicator, [&] { call.prepare_pass(); });
-    call.check_pass();
+    abort_group_unless_refused(communicator, [&] { call.prepare_pass(); });
     abort_group_on_error(communicator, [&] {
       call.begin();
       trace.pass_span(args.pass, [&] {
