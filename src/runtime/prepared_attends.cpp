@@ -71,9 +71,7 @@ InFlightKeys AttendCache::in_flight_keys(std::int32_t own_rows) const {
 }
 
 TensorView AttendCache::without_data(DType dtype, Range rows, Range heads, std::int32_t dim) const {
-  TensorView tensor = contiguous_view(nullptr, dtype, {rows.size(), heads.size(), dim});
-  tensor.device = device_;
-  return tensor;
+  return contiguous_view(nullptr, dtype, {rows.size(), heads.size(), dim}, device_);
 }
 
 template <typename Args>
