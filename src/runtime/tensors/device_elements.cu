@@ -60,12 +60,12 @@ __global__ __launch_bounds__(kThreads) void fill_kernel(Element* values, std::in
 
 /// A copy of tensors with any strides.
 struct Copy {
-  const std::byte* source;
-  std::byte* target;
+  const std::byte* source = nullptr;
+  std::byte* target = nullptr;
   /// Units of the last axis, and how many there are of the others.
-  std::int64_t shape[kMaxTensorRank];
-  std::int64_t source_stride[kMaxTensorRank];  ///< bytes
-  std::int64_t target_stride[kMaxTensorRank];
+  std::int64_t shape[kMaxTensorRank] = {};
+  std::int64_t source_stride[kMaxTensorRank] = {};  ///< bytes
+  std::int64_t target_stride[kMaxTensorRank] = {};
 };
 
 template <typename Source, typename Target>
@@ -127,10 +127,7 @@ template <typename Source, typename Target>
 void launch_copy(const TensorView& source, const TensorView& target, std::int64_t unit_elements,
                  cudaStream_t stream) {
   Copy job{.source = static_cast<const std::byte*>(source.data),
-           .target = static_cast<std::byte*>(target.data),
-           .shape = {},
-           .source_stride = {},
-           .target_stride = {}};
+           .target = static_cast<std::byte*>(target.data)};
   const auto source_bytes = static_cast<std::int64_t>(dtype_bytes(source.dtype));
   const auto target_bytes = static_cast<std::int64_t>(dtype_bytes(target.dtype));
   std::int64_t num_units = 1;
@@ -180,21 +177,14 @@ void convert_fours(const TensorView& source, const TensorView& target, cudaStrea
   cuda_check(cudaGetLastError(), "convert_kernel");
 }
 
-/// Copies elements of `element` bytes in the largest units that suit both.
+/// Copies elements in the largest units that suit both.
 void copy_units(const TensorView& source, const TensorView& target, cudaStream_t stream) {
   const auto element = static_cast<std::int64_t>(dtype_bytes(source.dtype));
-  const auto copy = [&]<typename Unit>(Unit /*of what is copied at once*/) {
+  const std::int64_t most = sizeof(uint4);
+  const bool suits_both = has_units(source, most) && has_units(target, most);
+  with_unit(suits_both ? most : element, [&]<typename Unit>(Unit /*of what is copied at once*/) {
     launch_copy<Unit, Unit>(source, target, std::int64_t{sizeof(Unit)} / element, stream);
-  };
-  if (has_units(source, sizeof(uint4)) && has_units(target, sizeof(uint4))) return copy(uint4{});
-  switch (element) {
-    case 8:
-      return copy(std::uint64_t{});
-    case 4:
-      return copy(std::uint32_t{});
-    default:
-      return copy(std::uint16_t{});
-  }
+  });
 }
 
 }  // namespace
@@ -215,20 +205,13 @@ void fill_device_elements(const TensorView& target, std::uint64_t bits, void* st
   const std::int64_t count = target.num_elements();
   if (count == 0) return;
   const DeviceScope scope(target.device);
-  const auto fill = [&]<typename Element>(Element value) {
-    fill_kernel<<<num_blocks(count), kThreads, 0, queue_of(stream)>>>(
-        static_cast<Element*>(target.data), count, value);
-  };
-  switch (dtype_bytes(target.dtype)) {
-    case 8:
-      fill(bits);
-      break;
-    case 4:
-      fill(static_cast<std::uint32_t>(bits));
-      break;
-    default:
-      fill(static_cast<std::uint16_t>(bits));
-  }
+  const auto element = static_cast<std::int64_t>(dtype_bytes(target.dtype));
+  with_unit(element, [&]<typename Element>(Element /*of the size of the type*/) {
+    if constexpr (sizeof(Element) <= sizeof(bits)) {
+      fill_kernel<<<num_blocks(count), kThreads, 0, queue_of(stream)>>>(
+          static_cast<Element*>(target.data), count, static_cast<Element>(bits));
+    }
+  });
   cuda_check(cudaGetLastError(), "fill_kernel");
 }
 
