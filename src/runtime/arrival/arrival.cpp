@@ -29,7 +29,7 @@ std::pair<comm::PendingKeys*, KeyArrivals> start_keys(StepCall& call, const comm
   const TensorGroup from = call.tensors(Role::KeysValues, -1, exchange.heads);
   const TensorGroup to = call.tensors(Role::KeysValues, step.index, exchange.heads);
   auto started = call.memory.peers()->start_keys(
-      rows.filling, {.from = from, .to = to, .tag = call.tag_of(exchange)}, push, call.stream);
+      rows.filling, {.from = from, .to = to, .tag = call.tag(exchange.stage)}, push, call.stream);
   comm::PendingKeys* keys = started.get();
   call.add(step, std::move(started));
   const std::int64_t bytes =
@@ -96,30 +96,14 @@ PartGradients gradients_at(TensorGroup tensors, std::int32_t row) {
   return {.dk = tensors[0], .dv = tensors[1]};
 }
 
-/// The partials of the keys in the type in which they travel.
-TensorGroup partials_of(const StepCall& call, const AttendCall& attend) {
-  return call.as_partials(Role::KeyGradients,
-                          call.tensors(Role::KeyGradients, attend.keys, attend.attend.heads));
-}
-
-/// dk and dv at an owner, whose wire rows hold them side by side.
-TensorGroup at_owner(TensorGroup partials, std::byte* region) {
-  const std::int64_t wire_row = row_elements(partials);
-  for (TensorView& t : partials) {
-    t.data = region;
-    t.stride = {wire_row, t.shape[2], 1};
-    region += t.shape[1] * t.shape[2] * static_cast<std::int64_t>(dtype_bytes(t.dtype));
-  }
-  return partials;
-}
-
 /// Finds where attention writes the key gradients of each part: those of other ranks straight to
 /// them, own ones into `results` (lend_gradients), or into the segment where there are none.
 std::vector<PartGradients> place_gradients(StepCall& call, const AttendCall& attend,
                                            const TensorGroup& results) {
   comm::PeerExchanger& peers = *call.memory.peers();
   const SegmentRows& rows = call.steps.rows_of_keys(attend);
-  const TensorGroup partials = partials_of(call, attend);
+  TensorGroup partials =
+      call.as_partials(Role::KeyGradients, call.tensors(Role::KeyGradients, attend));
   const auto regions = peers.place_partials(rows.returning(), partials);
   const TensorGroup& sums = call.own(Role::KeyGradients);
   std::int32_t num_rows = 0, sum_row = 0;
@@ -127,8 +111,8 @@ std::vector<PartGradients> place_gradients(StepCall& call, const AttendCall& att
   for (const comm::NeededPart& part : peers.needed_parts(rows.filling)) {
     num_rows += part.num_rows;
     if (part.wire_row >= 0) {
-      std::byte* region = regions[static_cast<std::size_t>(part.source)];
-      gradients.push_back(gradients_at(at_owner(partials, region), part.wire_row));
+      lay_side_by_side(partials, regions[static_cast<std::size_t>(part.source)]);
+      gradients.push_back(gradients_at(partials, part.wire_row));
     } else if (results.empty()) {
       gradients.emplace_back();
     } else if (part.is_shared) {
@@ -204,7 +188,8 @@ void run_backward(StepCall& call) {
   call.trace.span(SpanKind::Step, kGradients, [&] {
     const Step& step = call.list()[kGradients];
     sums.complete(call.exchange_of(step));
-    call.start(step, partials_of(call, attend), call.own(Role::KeyGradients));
+    call.start(step, call.as_partials(Role::KeyGradients, call.tensors(Role::KeyGradients, attend)),
+               call.own(Role::KeyGradients));
   });
   const bool is_stored = sums.store();
   MAGI_CHECK(is_stored || results.empty());

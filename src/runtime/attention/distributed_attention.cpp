@@ -101,8 +101,7 @@ struct AttentionState {
     if (values.empty() || communicator.num_ranks() == 1) return;
     const TensorView gathered =
         call.memory.lend(values.dtype, {communicator.num_ranks(), values.shape[0]});
-    maximum.apply(call.memory.exchanger(), values, gathered,
-                  {.plan_digest = plan->digest, .options = call.options()}, call.stream);
+    maximum.apply(call.memory.exchanger(), values, gathered, call.tag(0), call.stream);
   }
 
   std::shared_ptr<const Plan> plan;
