@@ -29,7 +29,7 @@ bool is_brought_whole(const Plan& plan, std::int32_t segment) {
   });
 }
 
-/// By rank, the copy of all own keys in which their sums begin; to segment 0: in another place.
+/// The copy, by rank, of all own keys in which their sums begin; to segment 0: in another place.
 /// Sums have one place: in place if an attention call reads the keys there, else the first copy.
 std::vector<Transfer> copies_with_own_sums(const Plan& plan) {
   std::vector<Transfer> copies(plan.ranks.size());
