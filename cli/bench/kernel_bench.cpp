@@ -64,9 +64,7 @@ struct BenchTensors {
         lse(static_cast<std::size_t>(rows * options.heads_q) * sizeof(float)) {
     const auto view = [&](const DeviceBuffer& buffer, DType type,
                           std::initializer_list<std::int64_t> shape) {
-      TensorView tensor = contiguous_view(buffer.data(), type, shape);
-      tensor.device = options.device;
-      return tensor;
+      return contiguous_view(buffer.data(), type, shape, options.device);
     };
     args.q = view(q, DType::BFloat16, {rows, options.heads_q, options.head_dim});
     args.k = view(k, DType::BFloat16, {rows, options.heads_kv, options.head_dim});

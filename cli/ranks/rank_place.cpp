@@ -46,9 +46,9 @@ RankPlace host_place() {
 
 PlacedTensor::PlacedTensor(const RankPlace& place, DType dtype,
                            std::initializer_list<std::int64_t> shape)
-    : view(contiguous_view(nullptr, dtype, shape)), memory(place.allocate(size_bytes())) {
+    : view(contiguous_view(nullptr, dtype, shape, place.device)),
+      memory(place.allocate(size_bytes())) {
   view.data = memory.get();
-  view.device = place.device;
 }
 
 std::int64_t PlacedTensor::size_bytes() const {

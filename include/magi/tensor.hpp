@@ -47,7 +47,8 @@ struct TensorView {
 
 /// A row-major view over `data`. Throws InvalidArgument for more than kMaxTensorRank extents,
 /// negative ones, and more than 2^40 elements.
-TensorView contiguous_view(void* data, DType dtype, std::initializer_list<std::int64_t> shape);
+TensorView contiguous_view(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                           std::int32_t device = kCpuDevice);
 
 /// The element type of a C++ type; uint16_t stands for bfloat16's bits.
 template <typename Element>

@@ -76,11 +76,15 @@ TensorView TensorView::slice(std::int32_t axis, std::int64_t begin, std::int64_t
   return view;
 }
 
-TensorView contiguous_view(void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
+TensorView contiguous_view(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                           std::int32_t device) {
   if (shape.size() > static_cast<std::size_t>(kMaxTensorRank)) {
     throw invalid("rank", shape.size(), "0 to 4");
   }
-  TensorView view{.data = data, .dtype = dtype, .rank = static_cast<std::int32_t>(shape.size())};
+  TensorView view{.data = data,
+                  .dtype = dtype,
+                  .device = device,
+                  .rank = static_cast<std::int32_t>(shape.size())};
   std::size_t axis = 0;
   for (const std::int64_t extent : shape) view.shape[axis++] = extent;
   std::int64_t stride = 1;

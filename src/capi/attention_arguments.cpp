@@ -45,17 +45,6 @@ DeviceWorkspace read_workspace(const magi_workspace* workspace) {
   return {.data = given.data, .size_bytes = static_cast<std::int64_t>(given.size_bytes)};
 }
 
-ForwardArgs forward_args(const AttentionInputs& inputs, const AttentionResult& result) {
-  return {.q = inputs.q,
-          .k = inputs.k,
-          .v = inputs.v,
-          .sink = inputs.sink,
-          .out = result.out,
-          .lse = result.lse,
-          .max_logits = result.max_logits,
-          .params = inputs.params};
-}
-
 BackwardArgs backward_args(const AttentionInputs& inputs, const AttentionResult& result,
                            const Gradients& gradients) {
   return {.q = inputs.q,

@@ -4,6 +4,7 @@
 #include "capi/arguments.hpp"
 #include "magi/attention_cuda.hpp"
 #include "magi/runtime.hpp"
+#include "runtime/check_attention.hpp"
 
 // The structs of attention calls.
 namespace magi::capi {
@@ -20,8 +21,6 @@ Gradients read_gradients(const magi_attention_gradients* gradients);
 /// No memory where the caller gives none.
 DeviceWorkspace read_workspace(const magi_workspace* workspace);
 
-/// Converts arguments without slices.
-ForwardArgs forward_args(const AttentionInputs& inputs, const AttentionResult& result);
 /// Converts arguments without slices.
 BackwardArgs backward_args(const AttentionInputs& inputs, const AttentionResult& result,
                            const Gradients& gradients);

@@ -50,6 +50,17 @@ void check_choices(const AttentionOptions& options) {
 
 }  // namespace
 
+ForwardArgs forward_args(const AttentionInputs& inputs, const AttentionResult& result) {
+  return {.q = inputs.q,
+          .k = inputs.k,
+          .v = inputs.v,
+          .sink = inputs.sink,
+          .out = result.out,
+          .lse = result.lse,
+          .max_logits = result.max_logits,
+          .params = inputs.params};
+}
+
 void check_setup(const Plan* plan, const Communicator& communicator,
                  const AttentionOptions& options) {
   if (plan == nullptr) throw invalid("plan", "null", "a plan");
@@ -72,18 +83,7 @@ void check_pass_args(const RankSteps& steps, const AttentionBackend& backend,
   const AttentionInputs& inputs = args.inputs;
   check_plan_shapes(steps, inputs);
   if (args.pass == Pass::Forward) {
-    check_attention(backend.limits(),
-                    ForwardArgs{.q = inputs.q,
-                                .k = inputs.k,
-                                .v = inputs.v,
-                                .slices = {},
-                                .sink = inputs.sink,
-                                .out = args.result.out,
-                                .lse = args.result.lse,
-                                .max_logits = args.result.max_logits,
-                                .params = inputs.params},
-                    inputs.q.device);
-    return;
+    return check_attention(backend.limits(), forward_args(inputs, args.result), inputs.q.device);
   }
   const auto& [dq, dk, dv, dsink] = args.input_gradients;
   check_attention(backend.limits(),

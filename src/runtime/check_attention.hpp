@@ -20,6 +20,9 @@ struct PassArgs {
   TensorView whole_out = {};  ///< of a section of the heads: out of all of them
 };
 
+/// The arguments of a forward, without slices.
+ForwardArgs forward_args(const AttentionInputs& inputs, const AttentionResult& result);
+
 /// The plan was made for as many ranks, and some device allows the options: StepMemory checks the
 /// rest, when a call tells the device.
 void check_setup(const Plan* plan, const Communicator& communicator,

@@ -26,15 +26,11 @@ TensorView by_share(const TensorView& tensor, std::int32_t num_shares, std::int6
 TensorView flat_shape(const TensorView& tensor, const HeadShares& shares,
                       std::int32_t rows_per_share) {
   if (!is_given(tensor)) return tensor;
-  TensorView flat = tensor;
-  flat.shape[0] = std::int64_t{shares.count} * rows_per_share;
-  flat.shape[1] /= shares.count;
-  std::int64_t stride = 1;
-  for (auto axis = static_cast<std::size_t>(flat.rank); axis-- > 0;) {
-    flat.stride[axis] = stride;
-    stride *= flat.shape[axis];
-  }
-  return flat;
+  const std::int64_t rows = std::int64_t{shares.count} * rows_per_share;
+  const std::int64_t heads = tensor.shape[1] / shares.count;
+  return tensor.rank > 2 ? contiguous_view(tensor.data, tensor.dtype,
+                                           {rows, heads, tensor.shape[2]}, tensor.device)
+                         : contiguous_view(tensor.data, tensor.dtype, {rows, heads}, tensor.device);
 }
 
 /// Rows that no one holds are cleared: a kernel reads them beside others, and what it makes of them

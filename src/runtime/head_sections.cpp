@@ -4,25 +4,17 @@
 #include <algorithm>
 
 namespace magi {
-namespace {
-
-/// A part of an axis, which holds heads; of a tensor that is not given, itself.
-TensorView part_of(const TensorView& tensor, std::int32_t axis, std::int32_t part,
-                   std::int32_t num_parts) {
-  if (tensor.rank == 0) return tensor;
-  const std::int64_t count = tensor.shape[static_cast<std::size_t>(axis)] / num_parts;
-  return tensor.slice(axis, part * count, (part + 1) * count);
-}
-
-}  // namespace
 
 std::int32_t num_head_sections(const Plan& plan) {
   const auto is_of_all_rows = [](const Exchange& exchange) { return exchange.segment == 1; };
   if (plan.stages_in_flight == 0 || !std::ranges::all_of(plan.exchanges, is_of_all_rows)) return 1;
-  std::int32_t num_sections = static_cast<std::int32_t>(
+  // A plan that is read may have no stages, and more of them than heads.
+  const auto num_stages = static_cast<std::int32_t>(
       std::ranges::count(plan.exchanges, Role::KeysValues, &Exchange::role));
-  while (plan.config.num_heads_kv % num_sections != 0) ++num_sections;
-  return num_sections;
+  for (std::int32_t count = std::max(num_stages, 1); count <= plan.config.num_heads_kv; ++count) {
+    if (plan.config.num_heads_kv % count == 0) return count;
+  }
+  return 1;
 }
 
 std::shared_ptr<const Plan> plan_of_section(const Plan& plan, std::int32_t num_sections) {
@@ -39,12 +31,13 @@ std::shared_ptr<const Plan> plan_of_section(const Plan& plan, std::int32_t num_s
 void for_each_section(const PassArgs& args, std::int32_t num_sections,
                       const std::function<void(const PassArgs&)>& body) {
   for (std::int32_t section = 0; section < num_sections; ++section) {
-    const auto heads = [&](const TensorView& t) {
-      return part_of(t, t.rank > 2 ? 1 : t.rank - 1, section, num_sections);
+    const auto part = [&](const TensorView& tensor, std::int32_t axis) {
+      if (tensor.rank == 0) return tensor;  // not given
+      const std::int64_t count = tensor.shape[static_cast<std::size_t>(axis)] / num_sections;
+      return tensor.slice(axis, section * count, (section + 1) * count);
     };
-    const auto sinks = [&](const TensorView& t) {
-      return part_of(t, t.rank - 1, section, num_sections);
-    };
+    const auto heads = [&](const TensorView& t) { return part(t, t.rank > 2 ? 1 : t.rank - 1); };
+    const auto sinks = [&](const TensorView& t) { return part(t, t.rank - 1); };
     AttentionInputs inputs = args.inputs;
     inputs.q = heads(inputs.q);
     inputs.k = heads(inputs.k);

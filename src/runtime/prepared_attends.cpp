@@ -10,14 +10,15 @@ namespace magi {
 namespace {
 
 /// Finds what is prepared for a kind of calls, or prepares each attention call that has rows, once
-/// for those that are alike.
+/// for those that are alike, and counts its bytes.
 template <typename Kind, typename Prepared, typename Prepare>
 const PreparedAttends<Prepared>& find_or_prepare(std::map<Kind, PreparedAttends<Prepared>>& known,
                                                  const Kind& kind, const RankSteps& steps,
-                                                 const Prepare& prepare) {
+                                                 std::size_t& held_bytes, const Prepare& prepare) {
   const auto found = known.find(kind);
   if (found != known.end()) return found->second;
   PreparedAttends<Prepared> prepared;
+  std::int64_t size_bytes = 0;
   for (const AttendCall& call : steps.attends) {
     if (call.q_rows.empty()) {
       prepared.push_back(nullptr);
@@ -25,8 +26,10 @@ const PreparedAttends<Prepared>& find_or_prepare(std::map<Kind, PreparedAttends<
       prepared.push_back(prepared[call.alike]);
     } else {
       prepared.push_back(prepare(call));
+      size_bytes += prepared.back()->size_bytes();
     }
   }
+  held_bytes += static_cast<std::size_t>(size_bytes);
   return known[kind] = std::move(prepared);
 }
 
@@ -71,9 +74,7 @@ InFlightKeys AttendCache::in_flight_keys(std::int32_t own_rows) const {
 }
 
 TensorView AttendCache::without_data(DType dtype, Range rows, Range heads, std::int32_t dim) const {
-  TensorView tensor = contiguous_view(nullptr, dtype, {rows.size(), heads.size(), dim});
-  tensor.device = device_;
-  return tensor;
+  return contiguous_view(nullptr, dtype, {rows.size(), heads.size(), dim}, device_);
 }
 
 template <typename Args>
@@ -89,7 +90,7 @@ Args AttendCache::shapes_of(const AttendCall& call, DType dtype) const {
 
 const PreparedAttends<PreparedForward>& AttendCache::forward(const PassArgs& args) {
   const DType type = args.inputs.q.dtype;
-  return find_or_prepare(forwards_, type, steps_, [&](const AttendCall& call) {
+  return find_or_prepare(forwards_, type, steps_, held_bytes_, [&](const AttendCall& call) {
     const auto shapes = shapes_of<ForwardArgs>(call, type);
     const ForwardTuning tuning{.sm_margin = call.is_beside[0] ? exchange_sms_ : 0};
     if (!takes_in_flight_) return backend_->prepare_forward(shapes, tuning);
@@ -101,7 +102,7 @@ const PreparedAttends<PreparedForward>& AttendCache::forward(const PassArgs& arg
 const PreparedAttends<PreparedBackward>& AttendCache::backward(const PassArgs& args) {
   const std::tuple kind(args.inputs.q.dtype, args.output_gradients.dout.dtype,
                         args.inputs.is_fast_backward);
-  return find_or_prepare(backwards_, kind, steps_, [&](const AttendCall& call) {
+  return find_or_prepare(backwards_, kind, steps_, held_bytes_, [&](const AttendCall& call) {
     const auto& [type, dout_type, is_fast] = kind;
     const BackwardTuning tuning{.sm_margin = call.is_beside[1] ? exchange_sms_ : 0,
                                 .is_deterministic = !is_fast};
@@ -113,18 +114,6 @@ const PreparedAttends<PreparedBackward>& AttendCache::backward(const PassArgs& a
     coming.is_awaited = true;
     return backend_->prepare_in_flight_backward(shapes, tuning, coming);
   });
-}
-
-std::size_t AttendCache::size_bytes() const {
-  std::int64_t total = 0;
-  const auto add_different = [&](const auto& attends) {
-    for (std::size_t a = 0; a < attends.size(); ++a) {
-      if (attends[a] != nullptr && steps_.attends[a].alike == a) total += attends[a]->size_bytes();
-    }
-  };
-  for (const auto& [type, attends] : forwards_) add_different(attends);
-  for (const auto& [kind, attends] : backwards_) add_different(attends);
-  return static_cast<std::size_t>(total);
 }
 
 }  // namespace magi

@@ -33,7 +33,7 @@ class AttendCache {
 
   const PreparedAttends<PreparedForward>& forward(const PassArgs& args);
   const PreparedAttends<PreparedBackward>& backward(const PassArgs& args);
-  std::size_t size_bytes() const;
+  std::size_t size_bytes() const { return held_bytes_; }
 
  private:
   TensorView without_data(DType dtype, Range rows, Range heads, std::int32_t dim) const;
@@ -51,6 +51,7 @@ class AttendCache {
   std::int32_t exchange_sms_;  ///< that attends leave to exchanges under way
   const comm::PeerExchanger* peers_;
   bool takes_in_flight_ = false;
+  std::size_t held_bytes_ = 0;  ///< of all that was prepared
   std::map<DType, PreparedAttends<PreparedForward>> forwards_;
   /// Those by the types of q and dout, and whether it is fast.
   std::map<std::tuple<DType, DType, bool>, PreparedAttends<PreparedBackward>> backwards_;

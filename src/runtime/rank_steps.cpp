@@ -7,6 +7,7 @@
 
 #include "base/check.hpp"
 #include "plan/cost/flat.hpp"
+#include "plan/cost/sum_bytes.hpp"
 #include "plan/cost/timeline.hpp"
 
 namespace magi {
@@ -28,40 +29,40 @@ bool is_brought_whole(const Plan& plan, std::int32_t segment) {
   });
 }
 
-/// The segment, by rank, in whose copy of all own keys their sums begin; 0: in another place. Sums
-/// have one place: in place if an attention call reads the keys there, else the first copy.
-std::vector<std::int32_t> segments_of_own_sums(const Plan& plan) {
-  std::vector<std::int32_t> segments(plan.ranks.size(), 0);
+/// The copy, by rank, of all own keys in which their sums begin; to segment 0: in another place.
+/// Sums have one place: in place if an attention call reads the keys there, else the first copy.
+std::vector<Transfer> copies_with_own_sums(const Plan& plan) {
+  std::vector<Transfer> copies(plan.ranks.size());
   for (const Transfer& t : plan.transfers) {
     if (t.space != Space::Keys || t.src != t.dst) continue;
     const RankPlan& owner = plan.ranks[static_cast<std::size_t>(t.src)];
     const bool is_read_in_place =
         std::ranges::find(owner.attends, 0, &Attend::k_segment) != owner.attends.end();
     if (is_read_in_place || t.num_rows != owner.k.segments.front().num_rows) continue;
-    std::int32_t& segment = segments[static_cast<std::size_t>(t.src)];
-    const bool is_first = segment == 0 || t.dst_segment < segment;
-    if (is_first && is_brought_whole(plan, t.dst_segment)) segment = t.dst_segment;
+    Transfer& copy = copies[static_cast<std::size_t>(t.src)];
+    const bool is_first = copy.dst_segment == 0 || t.dst_segment < copy.dst_segment;
+    if (is_first && is_brought_whole(plan, t.dst_segment)) copy = t;
   }
-  return segments;
+  return copies;
 }
 
 /// Partial rows of a key segment on the wire of the rank that takes most: those of other ranks and,
 /// where sums of own keys do not begin in the segment, its own.
 std::int64_t count_most_partials(const Plan& plan, std::int32_t segment) {
-  const std::vector<std::int32_t> places = segments_of_own_sums(plan);
+  const std::vector<Transfer> places = copies_with_own_sums(plan);
   std::vector<std::int64_t> rows(plan.ranks.size());
   for (const Transfer& t : plan.transfers) {
     if (t.space != Space::Keys || t.dst_segment != segment) continue;
     const auto owner = static_cast<std::size_t>(t.src);
-    if (t.src != t.dst || places[owner] != segment) rows[owner] += t.num_rows;
+    if (t.src != t.dst || places[owner].dst_segment != segment) rows[owner] += t.num_rows;
   }
   return *std::ranges::max_element(rows);
 }
 
 std::vector<SegmentRows> make_segments(const Plan& plan, std::int32_t rank, Space space) {
   const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
-  const std::int32_t place =
-      space == Space::Keys ? segments_of_own_sums(plan)[static_cast<std::size_t>(rank)] : 0;
+  Transfer copy;
+  if (space == Space::Keys) copy = copies_with_own_sums(plan)[static_cast<std::size_t>(rank)];
   const std::vector<Segment>& rows = (space == Space::Queries ? own.q : own.k).segments;
   const std::vector<NodeExchange> by_node = node_exchanges(plan, rank, space);
   std::vector<SegmentRows> segments;
@@ -69,14 +70,10 @@ std::vector<SegmentRows> make_segments(const Plan& plan, std::int32_t rank, Spac
     const std::size_t s = segments.size();
     const auto segment = static_cast<std::int32_t>(s);
     Range own_rows;
-    const auto is_copy = [&](const PeerRows& record) {
-      return record.peer == rank && record.num_rows == rows.front().num_rows;
-    };
-    const auto copy = std::ranges::find_if(exchange.needed, is_copy);
-    if (segment > 0 && segment == place) own_rows = {copy->row, copy->row + copy->num_rows};
-    const bool goes_by_node = is_by_node(plan, space, segment);
+    if (segment == copy.dst_segment) own_rows = {copy.dst_row, copy.dst_row + copy.num_rows};
     segments.emplace_back(SegmentPlace{plan, space, segment, rank}, exchange,
-                          goes_by_node ? &by_node[s] : nullptr, rows[s].num_rows, own_rows);
+                          is_by_node(plan, space, segment) ? &by_node[s] : nullptr,
+                          rows[s].num_rows, own_rows);
   }
   return segments;
 }
@@ -100,9 +97,9 @@ AttendCall make_call(const RankSteps& steps, const Attend& attend, Range rows) {
       .attend = attend,
       .q_heads = steps.q_heads(attend.heads),
       .q_rows = rows,
+      .k_rows = {0, steps.k_segments[static_cast<std::size_t>(attend.k_segment)].num_rows},
       .keys = steps.filling_exchange(Space::Keys, attend.k_segment, attend.heads),
       .queries = steps.filling_exchange(Space::Queries, attend.q_segment, attend.heads)};
-  call.k_rows = {0, steps.k_segments[static_cast<std::size_t>(attend.k_segment)].num_rows};
   // Slices of all rows are not cut, so that kernels refuse those that pass the rows.
   const bool has_all_rows = steps.shares.count == 1;
   if (!attend.is_merging && has_all_rows) {
@@ -223,8 +220,6 @@ RankSteps::RankSteps(const Plan& given, std::int32_t rank, const HeadShares& hea
     : plan(given),
       own(given.ranks[static_cast<std::size_t>(rank)]),
       shares(head_shares.count > 1 ? head_shares : HeadShares(given, rank)),
-      rows_q(given.placement_q.rows_of(rank)),
-      rows_k(given.placement_k.rows_of(rank)),
       q_segments(make_segments(given, rank, Space::Queries)),
       k_segments(make_segments(given, rank, Space::Keys)),
       whole_(given, shares.count) {
@@ -313,9 +308,7 @@ comm::EveryonesRows RankSteps::everyones_rows(Space space, std::int32_t segment,
 }
 
 bool RankSteps::is_arrival() const {
-  const auto has_one = [](const RankPlan& rank) { return rank.attends.size() <= 1; };
-  if (!std::ranges::all_of(plan.ranks, has_one) || attends.size() != 1) return false;
-  if (shares.count > 1) return false;
+  if (!planner::is_single_attend(plan) || attends.size() != 1 || shares.count > 1) return false;
   const AttendCall& call = attends.front();
   if (call.keys < 0 || call.q_rows.empty() || plan.exchanges.size() != 2) return false;
   const auto is_of_keys = [](const Exchange& e) { return space_of(e.role) == Space::Keys; };

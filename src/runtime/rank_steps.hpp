@@ -111,7 +111,6 @@ struct RankSteps {
   const Plan& plan;
   const RankPlan& own;
   HeadShares shares;
-  std::int32_t rows_q = 0, rows_k = 0;
   std::vector<SegmentRows> q_segments, k_segments;
   std::vector<AttendCall> attends;  ///< in the order of the rank's plan
   std::vector<Range> calls_of;      ///< of each attention call of the plan, into attends

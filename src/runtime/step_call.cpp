@@ -61,13 +61,24 @@ std::int64_t row_elements(std::span<const TensorView> tensors) {
   return elements;
 }
 
+void lay_side_by_side(std::span<TensorView> tensors, void* data) {
+  const std::int64_t elements = row_elements(tensors);
+  for (TensorView& t : tensors) {
+    if (!is_given(t)) continue;
+    t.data = data;
+    t.stride = {elements, row_elements(t) / t.shape[1], 1};
+    data = static_cast<std::byte*>(data) +
+           row_elements(t) * static_cast<std::int64_t>(dtype_bytes(t.dtype));
+  }
+}
+
 StepCall::StepCall(const RankSteps& rank_steps, StepMemory& step_memory, const PassArgs& pass_args,
                    void* step_stream, StepTrace& step_trace)
     : steps(rank_steps),
       memory(step_memory),
       args(pass_args),
       stream(step_stream),
-      trace(step_trace, pass_args.pass),
+      trace(step_trace),
       options_(pack_options(steps, memory, args)),
       list_(args.pass == Pass::Forward ? steps.own.forward : steps.own.backward),
       pending_(list_.size()) {
@@ -131,9 +142,6 @@ void StepCall::prepare_pass() {
                            static_cast<std::uint64_t>(pass_start_.most_bytes));
   pass_start_.is_first = memory.is_first_pass();
   pass_start_.is_saving = is_given(args.whole_out);
-}
-
-void StepCall::check_pass() {
   if (memory.peers() != nullptr) memory.peers()->check_pass(pass_start_, stream);
 }
 
@@ -199,8 +207,7 @@ void StepCall::exchange(const Step& step) {
     const std::int32_t filling =
         steps.filling_exchange(space_of(exchange.role), exchange.segment, exchange.heads);
     const TensorGroup from = tensors(exchange.role, filling, exchange.heads);
-    start(step, is_whole(exchange.role) ? from : rounded(exchange, from), own);
-    return;
+    return start(step, is_whole(exchange.role) ? from : rounded(exchange, from), own);
   }
   lend_segment(exchange.role, step.index);
   for (const Role role : {Role::Results, Role::KeyGradients, Role::QueryGradients}) {
@@ -215,21 +222,15 @@ TensorGroup StepCall::lend_like(TensorGroup group, std::int64_t num_rows, bool i
     if (is_sum) tensor.dtype = accumulator_type(tensor.dtype);
     tensor.shape[0] = num_rows;
   }
-  for (auto first = group.begin(); first != group.end();) {
+  for (auto first = group.begin(), end = first; first != group.end(); first = end) {
     const auto is_other = [first](const TensorView& t) { return t.dtype != first->dtype; };
-    auto end = std::find_if(first, group.end(), is_other);
+    end = std::find_if(first, group.end(), is_other);
     std::int64_t elements = row_elements(std::span<const TensorView>(first, end));
     if (static_cast<std::size_t>(elements) * dtype_bytes(first->dtype) % kRowAlignment != 0) {
       end = std::next(first);
       elements = is_given(*first) ? row_elements(*first) : 0;
     }
-    TensorView part = memory.lend(first->dtype, {num_rows, elements}, casts);
-    for (; first != end; ++first) {
-      if (!is_given(*first)) continue;
-      first->data = part.data;
-      first->stride = {elements, row_elements(*first) / first->shape[1], 1};
-      part = part.slice(1, row_elements(*first), part.shape[1]);
-    }
+    lay_side_by_side({first, end}, memory.lend(first->dtype, {num_rows, elements}, casts).data);
   }
   return group;
 }
@@ -312,7 +313,7 @@ void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
     const comm::RowMove move{.kind = kind_of(exchange.role),
                              .from = std::span(from).subspan(first, end - first),
                              .to = std::span(to).subspan(first, end - first),
-                             .tag = tag_of(exchange)};
+                             .tag = tag(exchange.stage)};
     add(step, memory.exchanger().start(table_of(exchange), move, stream));
   }
 }
@@ -324,7 +325,7 @@ TensorView StepCall::sum_for(const TensorView& target, bool is_added) {
 }
 
 void StepCall::store(const TensorView& sum, const TensorView& target) {
-  if (sum.data != target.data) convert_elements(sum, target, stream);
+  if (sum.data != target.data) copy_elements(sum, target, stream);
 }
 
 ForwardArgs forward_args(StepCall& call, const AttendCall& attend, const TensorView& maxima) {

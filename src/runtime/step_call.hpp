@@ -41,12 +41,13 @@ using TensorGroup = std::vector<TensorView>;
 inline bool is_given(const TensorView& tensor) { return tensor.rank > 0; }
 /// Elements of a row of all of them.
 std::int64_t row_elements(std::span<const TensorView> tensors);
+/// Lets rows of tensors of one type lie side by side, as they travel, from `data` on.
+void lay_side_by_side(std::span<TensorView> tensors, void* data);
 
 /// One call of a pass: its tensors by role, the memory that it is lent, and its exchanges. A call
 /// goes through these in order:
 ///   set_own          flat tensors (FlatTensors) instead of the caller's, or sums
-///   prepare_pass     tables of rows, which one rank alone may have no memory for
-///   check_pass       the last refusal; from here on rows move
+///   prepare_pass     tables of rows, and the last refusal; from here on rows move
 ///   begin            memory of the call, until the call's end
 ///   begin_pass       rows may move
 ///   exchange, await  the plan's steps (walk/walk.hpp), or start (arrival/)
@@ -62,12 +63,10 @@ class StepCall {
   StepCall(const StepCall&) = delete;
   StepCall& operator=(const StepCall&) = delete;
 
-  /// Makes the tables that the pass's exchanges need. The own tensors of the roles that travel are
-  /// set. It may run out of memory on one rank alone.
-  void prepare_pass();
-  /// Behind prepare_pass. Throws InvalidArgument, on all ranks alike and before anything is done,
+  /// Makes the tables that the pass's exchanges need, for which one rank alone may have no memory.
+  /// The own tensors of the roles that travel are set. Throws InvalidArgument, on all ranks alike,
   /// where the stream cannot begin the pass.
-  void check_pass();
+  void prepare_pass();
   /// Lends memory from here on, after the work of the call's stream.
   void begin();
   /// Lends workspace of the largest attend, which others use in turn (none where none needs any),
@@ -77,9 +76,6 @@ class StepCall {
   /// Whether what an exchange of this role returns is whole (RankSteps::returns_whole); of results
   /// only without sinks, which belong to the owner.
   bool is_whole(Role role) const;
-  /// The values that ranks have to call alike besides the plan (comm::pack_options), for transports
-  /// that compare calls, which find ranks that differ.
-  std::uint64_t options() const { return options_; }
   const TensorGroup& own(Role role) const { return roles_[static_cast<std::size_t>(role)].front(); }
   /// The tensors of kv heads `heads`, or of the query heads that read them: own ones, or with the
   /// index of an exchange those of the segment that it fills.
@@ -112,8 +108,9 @@ class StepCall {
   void exchange(const Step& step);
   /// Starts the moves of a step's exchange between these tensors.
   void start(const Step& step, TensorGroup from, TensorGroup to);
-  ExchangeTag tag_of(const Exchange& exchange) const {
-    return {.plan_digest = steps.plan.digest, .stage = exchange.stage, .options = options_};
+  /// The values that ranks have to call alike, for transports that compare calls.
+  ExchangeTag tag(std::int32_t stage) const {
+    return {.plan_digest = steps.plan.digest, .stage = stage, .options = options_};
   }
   /// Keeps what an exchange of a step has started, until it is awaited.
   void add(const Step& step, std::unique_ptr<comm::PendingRows> rows) {
@@ -135,7 +132,7 @@ class StepCall {
   StepMemory& memory;
   const PassArgs& args;
   void* const stream;
-  const CallTrace trace;
+  StepTrace& trace;
 
  private:
   std::size_t place_of(const Step& step) const {
@@ -154,7 +151,7 @@ class StepCall {
   /// The values of the sums that an exchange returns, in the type in which they travel.
   TensorGroup rounded(const Exchange& exchange, TensorGroup sums);
 
-  std::uint64_t options_;
+  std::uint64_t options_;  ///< comm::pack_options
   comm::PassStart pass_start_;
   std::span<const Step> list_;
   std::array<std::vector<TensorGroup>, kNumRoles> roles_;                 ///< own, then by exchange

@@ -71,9 +71,8 @@ void StepMemory::end() noexcept {
 
 TensorView StepMemory::lend(DType dtype, std::initializer_list<std::int64_t> shape,
                             const comm::RowTable* casts) {
-  TensorView tensor = contiguous_view(nullptr, dtype, shape);
+  TensorView tensor = contiguous_view(nullptr, dtype, shape, device_);
   const auto element = static_cast<std::int64_t>(dtype_bytes(dtype));
-  tensor.device = device_;
   tensor.data = casts != nullptr && peers_ != nullptr
                     ? peers_->place(peers_->most_rows(*casts, ExchangeKind::Cast) *
                                     tensor.stride[0] * element)

@@ -11,47 +11,40 @@
 
 namespace magi {
 
-/// The notes of what a rank's host did of its calls' steps, while a trace is on.
+/// The notes of what a rank's host did of its calls' steps, while it is on.
 struct StepTrace {
   void start() { *this = {.is_on = true}; }
   std::vector<StepSpan> stop() { return std::exchange(*this, {}).spans; }
 
-  bool is_on = false;
-  std::int32_t num_calls = 0;
-  std::vector<StepSpan> spans = {};
-};
-
-/// The place where the spans of one call go; nowhere if the trace is off as the call begins.
-class CallTrace {
- public:
-  CallTrace(StepTrace& trace, Pass pass)
-      : trace_(trace.is_on ? &trace : nullptr),
-        is_backward_(pass == Pass::Backward),
-        call_(trace.is_on ? trace.num_calls++ : 0) {}
-
-  /// Runs `body` as a span: of the pass (step -1), of a step of its list, or of a wait for one.
+  /// Runs `body`, the pass of a call, as a span; those inside are of this call.
   template <typename Body>
-  void span(SpanKind kind, std::int64_t step, const Body& body) const {
-    if (trace_ == nullptr) return body();
+  void pass_span(Pass pass, const Body& body) {
+    is_backward = pass == Pass::Backward;
+    span(SpanKind::Pass, -1, body);
+    ++num_calls;
+  }
+  /// Runs `body` as a span of a step of the pass's list, or of a wait for one.
+  template <typename Body>
+  void span(SpanKind kind, std::int64_t step, const Body& body) {
+    if (!is_on) return body();
     const std::int64_t begin_ns = now_ns();
     body();
-    trace_->spans.push_back({.kind = kind,
-                             .is_backward = is_backward_,
-                             .call = call_,
-                             .step = static_cast<std::int32_t>(step),
-                             .begin_ns = begin_ns,
-                             .end_ns = now_ns()});
+    spans.push_back({.kind = kind,
+                     .is_backward = is_backward,
+                     .call = num_calls,
+                     .step = static_cast<std::int32_t>(step),
+                     .begin_ns = begin_ns,
+                     .end_ns = now_ns()});
   }
-
- private:
   static std::int64_t now_ns() {
     using std::chrono::steady_clock;
     return std::chrono::nanoseconds(steady_clock::now().time_since_epoch()).count();
   }
 
-  StepTrace* trace_;
-  bool is_backward_;
-  std::int32_t call_;
+  bool is_on = false;
+  bool is_backward = false;
+  std::int32_t num_calls = 0;
+  std::vector<StepSpan> spans = {};
 };
 
 }  // namespace magi

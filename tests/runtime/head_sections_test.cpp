@@ -5,8 +5,10 @@
 
 #include <algorithm>
 
+#include "runtime/failing_member.hpp"
 #include "runtime/masks.hpp"
 #include "runtime/pipeline.hpp"
+#include "support/comm_error.hpp"
 
 namespace magi::testing {
 namespace {
@@ -48,6 +50,16 @@ TEST(HeadSections, AreThoseOfStagesByHeads) {
   EXPECT_EQ(num_head_sections(plan), 4);
 }
 
+TEST(HeadSections, AreOneWithoutKeysThatTravelAndWithFewerHeadsThanStages) {
+  Plan plan = plan_in_turns(masks_of_all_kinds(240)[1].mask, 3, StageMode::Heads);
+  const auto keys = std::ranges::find(plan.exchanges, Role::KeysValues, &Exchange::role);
+  const std::vector<Exchange> four(4, *keys);
+  plan.exchanges.insert(plan.exchanges.end(), four.begin(), four.end());
+  EXPECT_EQ(num_head_sections(plan), 1);
+  plan.exchanges.clear();
+  EXPECT_EQ(num_head_sections(plan), 1);
+}
+
 TEST(HeadSections, MoveWhatThePlanMoves) {
   for (const auto& [name, mask] : masks_of_all_kinds(240)) {
     PlanConfig config = config_of(4, StageMode::Heads);
@@ -57,6 +69,19 @@ TEST(HeadSections, MoveWhatThePlanMoves) {
     for (std::int64_t& pair : bytes) pair *= 4;
     EXPECT_EQ(bytes, plan.report.pair_bytes) << name;
   }
+}
+
+TEST(HeadSections, ARankThatCannotMakeThemWakesTheOthers) {
+  const auto plan = std::make_shared<const Plan>(
+      plan_in_turns(masks_of_all_kinds(240)[1].mask, 3, StageMode::Heads));
+  const auto group = make_thread_group(3, {.deadline = std::chrono::seconds(3)});
+  FailingMember failing(*group[1]);
+  DistributedAttention attention(plan, failing);
+  AttentionInputs inputs;
+  inputs.q.device = 0;
+  EXPECT_THROW(attention.forward(inputs, {}), std::bad_alloc);
+  const CommError error = catch_comm_error([&] { group[0]->allgather_sync({}); });
+  EXPECT_EQ(error.failure(), CommFailure::Aborted) << error.what();
 }
 
 TEST(HeadSections, TogetherEqualDenseAttention) {

@@ -68,7 +68,7 @@ TEST(RankSteps, OneAttendThatWaitsForKeysOfOthersIsAnArrival) {
     const RankSteps steps(plan, rank);
     const SegmentRows& rows = steps.rows_of_keys(steps.attends.front());
     EXPECT_TRUE(steps.is_arrival());
-    EXPECT_EQ(rows.own, (Range{0, steps.rows_k})) << "the forward reads them in place";
+    EXPECT_EQ(rows.own, (Range{0, steps.shares.rows_k})) << "the forward reads them in place";
     EXPECT_FALSE(RankSteps(causal_plan(WorkMode::Keys, 1), rank).is_arrival());
     EXPECT_FALSE(RankSteps(causal_plan(WorkMode::Queries, 1), rank).is_arrival());
   }

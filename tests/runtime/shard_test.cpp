@@ -12,6 +12,7 @@
 #include "base/half.hpp"
 #include "magi/runtime.hpp"
 #include "plan/placements.hpp"
+#include "runtime/failing_member.hpp"
 #include "support/comm_error.hpp"
 
 namespace magi {
@@ -217,28 +218,6 @@ TEST(Dispatch, RefusesPaddingThatIntegersCannotHold) {
   EXPECT_EQ(wide_local.elements()[3], std::numeric_limits<std::int64_t>::min());
 }
 
-/// A member of a group whose casts and reduces fail for want of memory.
-class FailingMember final : public Communicator {
- public:
-  explicit FailingMember(Communicator& member) : member_(member) {}
-  std::int32_t rank() const override { return member_.rank(); }
-  std::int32_t num_ranks() const override { return member_.num_ranks(); }
-  const char* backend() const override { return "failing"; }
-  std::vector<std::vector<std::byte>> allgather_sync(std::span<const std::byte> bytes) override {
-    return member_.allgather_sync(bytes);
-  }
-  void abort(const std::string& reason) noexcept override { member_.abort(reason); }
-  void close_sync() override { member_.close_sync(); }
-
- protected:
-  std::unique_ptr<PendingExchange> start_checked(const ByteExchange&, void*) override {
-    throw std::bad_alloc();
-  }
-
- private:
-  Communicator& member_;
-};
-
 TEST(Shards, ARankThatFailsWakesTheOthers) {
   const Placement placement = placement_from_chunks(8, 2, 2, {0, 1, 1, 0});
   using Call = std::function<void(Communicator&)>;
@@ -256,7 +235,7 @@ TEST(Shards, ARankThatFailsWakesTheOthers) {
   for (const Call& call : calls) {
     const auto group = make_thread_group(2, {.deadline = std::chrono::seconds(3)});
     std::jthread other([&] {
-      FailingMember failing(*group[1]);
+      testing::FailingMember failing(*group[1]);
       EXPECT_THROW(call(failing), std::bad_alloc);
     });
     const CommError error = testing::catch_comm_error([&] { call(*group[0]); });

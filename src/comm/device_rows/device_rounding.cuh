@@ -4,8 +4,8 @@
 #include "base/check.hpp"
 #include "comm/device_rows/device_rounding.hpp"
 #include "comm/device_rows/device_row_layout.cuh"
+#include "cuda/element.cuh"
 #include "cuda/launch.cuh"
-#include "cuda/rounded.cuh"
 
 // The last sum of a pass: own part and partials are read once, the result is written once, in its
 // own type. Adding to float32 rows and rounding those afterwards moves twice as many bytes. Kernels

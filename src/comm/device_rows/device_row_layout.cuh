@@ -17,13 +17,4 @@ __device__ __forceinline__ Unit* unit_of(const DeviceRows& rows, std::byte* row,
   return reinterpret_cast<Unit*>(row + head * rows.head_stride) + in_head;
 }
 
-/// Calls launch(unit) with a value of `unit_bytes` bytes.
-template <typename Launch>
-void with_unit(std::int64_t unit_bytes, const Launch& launch) {
-  if (unit_bytes == kLargestUnit) return launch(uint4{});
-  if (unit_bytes == 8) return launch(std::uint64_t{});
-  if (unit_bytes == 4) return launch(std::uint32_t{});
-  launch(std::uint16_t{});
-}
-
 }  // namespace magi::comm

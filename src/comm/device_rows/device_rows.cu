@@ -1,7 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -17,6 +14,7 @@
 #include "comm/device_rows/device_row_layout.cuh"
 #include "cuda/check.hpp"
 #include "cuda/device.hpp"
+#include "cuda/element.cuh"
 
 // A block per task of up to 32 rows, a warp per row, neighbouring lanes on neighbouring units. The
 // work is bound by memory; four loads of a lane are under way at a time.
@@ -239,16 +237,6 @@ void launch_write(std::byte* target, std::span<const std::byte> words, cudaStrea
 std::vector<DeviceRows> rows_of(const RowSide& side) {
   if (side.wire == nullptr) return tensor_rows(side.tensors);
   return wire_rows(side.tensors, wire_types_of(side.tensors, side.tensors), side.wire);
-}
-
-/// Calls body(element) with an element of a floating-point type.
-template <typename Body>
-void with_float(DType dtype, Body body) {
-  if (dtype == DType::Float64) return body(double{});
-  if (dtype == DType::Float32) return body(float{});
-  if (dtype == DType::Float16) return body(__half{});
-  MAGI_CHECK(dtype == DType::BFloat16);
-  body(__nv_bfloat16{});
 }
 
 /// Whether float32 rows can be combined in units of four; of a merge each head by itself.

@@ -6,6 +6,7 @@
 #include "comm/nvlink/peer_kernels.hpp"
 #include "comm/nvlink/peer_wait.cuh"
 #include "cuda/check.hpp"
+#include "cuda/element.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/ptx/order.cuh"
 

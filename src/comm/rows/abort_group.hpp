@@ -6,6 +6,7 @@
 #include <string>
 
 #include "magi/comm.hpp"
+#include "magi/error.hpp"
 
 namespace magi {
 
@@ -31,6 +32,20 @@ void abort_group_on_error(Communicator& communicator, const Body& body) {
     abort_group(communicator, error.what());
     throw;
   }
+}
+
+/// Does the same for what moves no rows yet: after a refusal (InvalidArgument) the group is usable.
+template <typename Body>
+void abort_group_unless_refused(Communicator& communicator, const Body& body) {
+  std::exception_ptr refusal;
+  abort_group_on_error(communicator, [&] {
+    try {
+      body();
+    } catch (const InvalidArgument&) {
+      refusal = std::current_exception();
+    }
+  });
+  if (refusal != nullptr) std::rethrow_exception(refusal);
 }
 
 }  // namespace magi

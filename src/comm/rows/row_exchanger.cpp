@@ -95,8 +95,8 @@ RankMaximum::RankMaximum(std::int32_t rank, std::int32_t num_ranks)
 
 void RankMaximum::apply(RowExchanger& exchanger, const TensorView& values,
                         const TensorView& gathered, ExchangeTag tag, void* stream) const {
-  TensorView own = contiguous_view(values.data, values.dtype, {1, values.shape[0]});
-  own.device = values.device;
+  const TensorView own =
+      contiguous_view(values.data, values.dtype, {1, values.shape[0]}, values.device);
   const RowMove move{
       .kind = ExchangeKind::Other, .from = {&own, 1}, .to = {&gathered, 1}, .tag = tag};
   exchanger.start(table_, move, stream)->await(stream);

@@ -87,10 +87,9 @@ void check_gradients(const BackwardArgs& args) {
 
 /// A row-major float32 tensor of the shape of a gradient of keys.
 TensorView sums_like(const TensorView& gradient, float* data) {
-  TensorView sums = contiguous_view(data, DType::Float32,
-                                    {gradient.shape[0], gradient.shape[1], gradient.shape[2]});
-  sums.device = gradient.device;
-  return sums;
+  return contiguous_view(data, DType::Float32,
+                         {gradient.shape[0], gradient.shape[1], gradient.shape[2]},
+                         gradient.device);
 }
 
 struct BackwardPlaces {

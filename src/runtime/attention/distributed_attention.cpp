@@ -38,14 +38,19 @@ struct AttentionState {
   }
 
   void run(const PassArgs& args, void* stream) {
-    if (!runs_in_sections(args.inputs.q.device)) {
-      check(args, stream);
-      return execute(args, stream);
-    }
-    // Nothing is sent before all sections are known to be sound.
-    check_pass_args(steps, section->at(args.inputs.q.device).attends().backend(), args);
-    for_each_section(args, num_sections, [&](const PassArgs& one) { section->check(one, stream); });
-    CallTrace(trace, args.pass).span(SpanKind::Pass, -1, [&] {
+    const std::int32_t device = args.inputs.q.device;
+    bool is_in_sections = false;
+    abort_group_unless_refused(communicator, [&] {
+      is_in_sections = runs_in_sections(device);
+      StepMemory& memory = (is_in_sections ? *section : *this).at(device);
+      // Sections have the types, dims and strides of the whole: what is sound for it is for them.
+      check_pass_args(steps, memory.attends().backend(), args);
+      check_stream(memory.exchanger(), communicator, device, stream);
+    });
+    if (!is_in_sections) return execute(args, stream);
+    // StepCall::prepare_pass refuses the first section before anything is sent, or none of them:
+    // their passes are alike.
+    trace.pass_span(args.pass, [&] {
       for_each_section(args, num_sections,
                        [&](const PassArgs& one) { section->execute(one, stream); });
     });
@@ -67,21 +72,14 @@ struct AttentionState {
     return true;
   }
 
-  void check(const PassArgs& args, void* stream) {
-    StepMemory& memory = at(args.inputs.q.device);
-    check_pass_args(steps, memory.attends().backend(), args);
-    check_stream(memory.exchanger(), communicator, args.inputs.q.device, stream);
-  }
-
   void execute(const PassArgs& args, void* stream) {
     StepCall call(steps, at(args.inputs.q.device), args, stream, trace);
     std::optional<FlatTensors> per_share;
     if (steps.shares.count > 1) per_share.emplace(call);
-    abort_group_on_error(communicator, [&] { call.prepare_pass(); });
-    call.check_pass();
+    abort_group_unless_refused(communicator, [&] { call.prepare_pass(); });
     abort_group_on_error(communicator, [&] {
       call.begin();
-      call.trace.span(SpanKind::Pass, -1, [&] {
+      trace.pass_span(args.pass, [&] {
         if (per_share) per_share->fill();
         run_steps(call);
         if (per_share) per_share->give();
@@ -103,8 +101,7 @@ struct AttentionState {
     if (values.empty() || communicator.num_ranks() == 1) return;
     const TensorView gathered =
         call.memory.lend(values.dtype, {communicator.num_ranks(), values.shape[0]});
-    maximum.apply(call.memory.exchanger(), values, gathered,
-                  {.plan_digest = plan->digest, .options = call.options()}, call.stream);
+    maximum.apply(call.memory.exchanger(), values, gathered, call.tag(0), call.stream);
   }
 
   std::shared_ptr<const Plan> plan;

@@ -6,7 +6,7 @@
 #include "base/math.hpp"
 #include "cuda/check.hpp"
 #include "cuda/device.hpp"
-#include "cuda/rounded.cuh"
+#include "cuda/element.cuh"
 #include "cuda/stream.hpp"
 #include "runtime/tensors/device_elements.hpp"
 
@@ -60,12 +60,12 @@ __global__ __launch_bounds__(kThreads) void fill_kernel(Element* values, std::in
 
 /// A copy of tensors with any strides.
 struct Copy {
-  const std::byte* source;
-  std::byte* target;
+  const std::byte* source = nullptr;
+  std::byte* target = nullptr;
   /// Units of the last axis, and how many there are of the others.
-  std::int64_t shape[kMaxTensorRank];
-  std::int64_t source_stride[kMaxTensorRank];  ///< bytes
-  std::int64_t target_stride[kMaxTensorRank];
+  std::int64_t shape[kMaxTensorRank] = {};
+  std::int64_t source_stride[kMaxTensorRank] = {};  ///< bytes
+  std::int64_t target_stride[kMaxTensorRank] = {};
 };
 
 template <typename Source, typename Target>
@@ -105,6 +105,7 @@ bool has_units(const TensorView& tensor, std::int64_t unit_bytes) {
 /// A tensor [a, b, c] as [1, a, b, c].
 TensorView with_four_axes(const TensorView& tensor) {
   TensorView view = tensor;
+  if (view.rank == kMaxTensorRank) return view;
   view.rank = kMaxTensorRank;
   view.shape = {1, tensor.shape[0], tensor.shape[1], tensor.shape[2]};
   view.stride = {0, tensor.stride[0], tensor.stride[1], tensor.stride[2]};
@@ -121,31 +122,12 @@ unsigned num_blocks(std::int64_t count) {
   return static_cast<unsigned>(ceil_div(count, std::int64_t{kThreads}));
 }
 
-/// Calls body with an element of a floating-point type.
-template <typename Body>
-void with_element(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::Float64:
-      return body(double{});
-    case DType::Float32:
-      return body(float{});
-    case DType::Float16:
-      return body(__half{});
-    default:
-      MAGI_CHECK(dtype == DType::BFloat16);
-      return body(__nv_bfloat16{});
-  }
-}
-
 /// target = source, both [a, b, c, d], in units of so many elements of the last axis.
 template <typename Source, typename Target>
 void launch_copy(const TensorView& source, const TensorView& target, std::int64_t unit_elements,
                  cudaStream_t stream) {
   Copy job{.source = static_cast<const std::byte*>(source.data),
-           .target = static_cast<std::byte*>(target.data),
-           .shape = {},
-           .source_stride = {},
-           .target_stride = {}};
+           .target = static_cast<std::byte*>(target.data)};
   const auto source_bytes = static_cast<std::int64_t>(dtype_bytes(source.dtype));
   const auto target_bytes = static_cast<std::int64_t>(dtype_bytes(target.dtype));
   std::int64_t num_units = 1;
@@ -163,27 +145,23 @@ void launch_copy(const TensorView& source, const TensorView& target, std::int64_
 }
 
 template <typename Source>
-void convert_any(const TensorView& source, const TensorView& target, cudaStream_t stream) {
-  with_element(target.dtype, [&]<typename Target>(Target /*of the type that is stored*/) {
-    launch_copy<Source, Target>(with_four_axes(source), with_four_axes(target), 1, stream);
+void convert(const TensorView& source, const TensorView& target, cudaStream_t stream) {
+  with_float(target.dtype, [&]<typename Target>(Target /*of the type that is stored*/) {
+    launch_copy<Source, Target>(source, target, 1, stream);
   });
 }
 
-}  // namespace
-
-void convert_device_elements(const TensorView& source, const TensorView& target, void* stream) {
-  if (source.num_elements() == 0) return;
-  const DeviceScope scope(target.device);
-  const cudaStream_t queue = queue_of(stream);
-  if (source.dtype == DType::Float64) return convert_any<double>(source, target, queue);
-  MAGI_CHECK(source.dtype == DType::Float32);
-  const auto has_fours = [](const TensorView& tensor) {
+/// Whether float32 elements can be read four at a time, and what they become written so.
+bool has_fours(const TensorView& source, const TensorView& target) {
+  const auto suits = [](const TensorView& tensor) {
     return has_units(with_four_axes(tensor),
                      kUnit * static_cast<std::int64_t>(dtype_bytes(tensor.dtype)));
   };
-  if (target.dtype == DType::Float64 || !has_fours(source) || !has_fours(target)) {
-    return convert_any<float>(source, target, queue);
-  }
+  return source.rank < kMaxTensorRank && source.dtype == DType::Float32 &&
+         target.dtype != DType::Float64 && suits(source) && suits(target);
+}
+
+void convert_fours(const TensorView& source, const TensorView& target, cudaStream_t stream) {
   const auto head_units = static_cast<int>(source.shape[2] / kUnit);
   const Conversion job{.source = rows_of(source),
                        .target = rows_of(target),
@@ -191,50 +169,49 @@ void convert_device_elements(const TensorView& source, const TensorView& target,
                        .row_units = static_cast<int>(source.shape[1]) * head_units,
                        .head_units = head_units};
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(source.shape[0], kMaxBlocks));
-  with_element(target.dtype, [&]<typename Target>(Target /*of the type that is stored*/) {
+  with_float(target.dtype, [&]<typename Target>(Target /*of the type that is stored*/) {
     if constexpr (!std::is_same_v<Target, double>) {
-      convert_kernel<Target><<<blocks, kThreads, 0, queue>>>(job);
+      convert_kernel<Target><<<blocks, kThreads, 0, stream>>>(job);
     }
   });
   cuda_check(cudaGetLastError(), "convert_kernel");
 }
 
-void copy_device_elements(const TensorView& source, const TensorView& target, void* stream) {
-  MAGI_CHECK(source.rank == kMaxTensorRank && source.dtype == target.dtype);
-  const DeviceScope scope(target.device);
+/// Copies elements in the largest units that suit both.
+void copy_units(const TensorView& source, const TensorView& target, cudaStream_t stream) {
   const auto element = static_cast<std::int64_t>(dtype_bytes(source.dtype));
-  const auto copy = [&]<typename Unit>(Unit /*of what is copied at once*/) {
-    launch_copy<Unit, Unit>(source, target, std::int64_t{sizeof(Unit)} / element, queue_of(stream));
-  };
-  if (has_units(source, sizeof(uint4)) && has_units(target, sizeof(uint4))) return copy(uint4{});
-  switch (element) {
-    case 8:
-      return copy(std::uint64_t{});
-    case 4:
-      return copy(std::uint32_t{});
-    default:
-      return copy(std::uint16_t{});
-  }
+  const std::int64_t most = sizeof(uint4);
+  const bool suits_both = has_units(source, most) && has_units(target, most);
+  with_unit(suits_both ? most : element, [&]<typename Unit>(Unit /*of what is copied at once*/) {
+    launch_copy<Unit, Unit>(source, target, std::int64_t{sizeof(Unit)} / element, stream);
+  });
+}
+
+}  // namespace
+
+void copy_device_elements(const TensorView& source, const TensorView& target, void* stream) {
+  if (source.num_elements() == 0) return;
+  const DeviceScope scope(target.device);
+  const cudaStream_t queue = queue_of(stream);
+  if (has_fours(source, target)) return convert_fours(source, target, queue);
+  const TensorView from = with_four_axes(source), to = with_four_axes(target);
+  if (source.dtype == target.dtype) return copy_units(from, to, queue);
+  if (source.dtype == DType::Float64) return convert<double>(from, to, queue);
+  MAGI_CHECK(source.dtype == DType::Float32);
+  convert<float>(from, to, queue);
 }
 
 void fill_device_elements(const TensorView& target, std::uint64_t bits, void* stream) {
   const std::int64_t count = target.num_elements();
   if (count == 0) return;
   const DeviceScope scope(target.device);
-  const auto fill = [&]<typename Element>(Element value) {
-    fill_kernel<<<num_blocks(count), kThreads, 0, queue_of(stream)>>>(
-        static_cast<Element*>(target.data), count, value);
-  };
-  switch (dtype_bytes(target.dtype)) {
-    case 8:
-      fill(bits);
-      break;
-    case 4:
-      fill(static_cast<std::uint32_t>(bits));
-      break;
-    default:
-      fill(static_cast<std::uint16_t>(bits));
-  }
+  const auto element = static_cast<std::int64_t>(dtype_bytes(target.dtype));
+  with_unit(element, [&]<typename Element>(Element /*of the size of the type*/) {
+    if constexpr (sizeof(Element) <= sizeof(bits)) {
+      fill_kernel<<<num_blocks(count), kThreads, 0, queue_of(stream)>>>(
+          static_cast<Element*>(target.data), count, static_cast<Element>(bits));
+    }
+  });
   cuda_check(cudaGetLastError(), "fill_kernel");
 }
 

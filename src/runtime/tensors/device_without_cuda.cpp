@@ -18,8 +18,6 @@ void check_exchange_sms(std::int32_t /*device*/, std::int32_t /*exchange_sms*/) 
 void check_not_captured(void* /*stream*/, const char* /*calls*/) {}
 void copy_device_elements(const TensorView& /*source*/, const TensorView& /*target*/,
                           void* /*stream*/) {}
-void convert_device_elements(const TensorView& /*source*/, const TensorView& /*target*/,
-                             void* /*stream*/) {}
 void fill_device_elements(const TensorView& /*target*/, std::uint64_t /*bits*/, void* /*stream*/) {}
 void clear_device_elements(const TensorView& /*target*/, void* /*stream*/) {}
 

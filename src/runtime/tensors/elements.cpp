@@ -51,43 +51,25 @@ void require_same_shape(const TensorView& source, const TensorView& target) {
   }
 }
 
-/// The bits of a value in an element type.
-std::uint64_t bits_of(double value, DType dtype) {
-  std::uint64_t bits = 0;
-  const auto keep = [&bits](auto element) { std::memcpy(&bits, &element, sizeof(element)); };
-  if (dtype == DType::Int32) {
-    keep(static_cast<std::int32_t>(value));
-  } else if (dtype == DType::Int64) {
-    keep(static_cast<std::int64_t>(value));
-  } else {
-    with_float_type(dtype, [&]<typename Element>(Element) { keep(narrowed<Element>(value)); });
-  }
-  return bits;
-}
-
-template <typename Bits>
-void fill_runs(const TensorView& target, Bits bits) {
-  for_each_run(target, target, [bits](std::byte* data, std::byte*, std::int64_t count) {
-    std::fill_n(reinterpret_cast<Bits*>(data), count, bits);
-  });
+/// Calls body(element) with a value rounded to an element type.
+template <typename Body>
+void with_element(double value, DType dtype, const Body& body) {
+  if (dtype == DType::Int32) return body(static_cast<std::int32_t>(value));
+  if (dtype == DType::Int64) return body(static_cast<std::int64_t>(value));
+  with_float_type(dtype, [&]<typename Element>(Element) { body(narrowed<Element>(value)); });
 }
 
 }  // namespace
 
 void copy_elements(const TensorView& source, const TensorView& target, void* stream) {
   require_same_shape(source, target);
-  MAGI_CHECK(source.dtype == target.dtype);
   if (target.device != kCpuDevice) return copy_device_elements(source, target, stream);
-  const std::size_t bytes = dtype_bytes(source.dtype);
-  for_each_run(source, target, [bytes](std::byte* from, std::byte* to, std::int64_t count) {
-    std::memcpy(to, from, static_cast<std::size_t>(count) * bytes);
-  });
-}
-
-void convert_elements(const TensorView& source, const TensorView& target, void* stream) {
-  if (target.device != kCpuDevice) return convert_device_elements(source, target, stream);
-  if (source.dtype == target.dtype) return copy_elements(source, target);
-  require_same_shape(source, target);
+  if (source.dtype == target.dtype) {
+    const std::size_t bytes = dtype_bytes(source.dtype);
+    return for_each_run(source, target, [bytes](std::byte* from, std::byte* to, std::int64_t n) {
+      std::memcpy(to, from, static_cast<std::size_t>(n) * bytes);
+    });
+  }
   with_float_type(source.dtype, [&]<typename From>(From) {
     with_float_type(target.dtype, [&]<typename To>(To) {
       for_each_run(source, target, [](std::byte* from, std::byte* to, std::int64_t count) {
@@ -100,16 +82,16 @@ void convert_elements(const TensorView& source, const TensorView& target, void* 
 }
 
 void fill_elements(const TensorView& target, double value, void* stream) {
-  const std::uint64_t bits = bits_of(value, target.dtype);
-  if (target.device != kCpuDevice) return fill_device_elements(target, bits, stream);
-  switch (dtype_bytes(target.dtype)) {
-    case 8:
-      return fill_runs(target, bits);
-    case 4:
-      return fill_runs(target, static_cast<std::uint32_t>(bits));
-    default:
-      return fill_runs(target, static_cast<std::uint16_t>(bits));
-  }
+  with_element(value, target.dtype, [&]<typename Element>(Element element) {
+    if (target.device != kCpuDevice) {
+      std::uint64_t bits = 0;
+      std::memcpy(&bits, &element, sizeof(element));
+      return fill_device_elements(target, bits, stream);
+    }
+    for_each_run(target, target, [element](std::byte* data, std::byte*, std::int64_t count) {
+      std::fill_n(reinterpret_cast<Element*>(data), count, element);
+    });
+  });
 }
 
 void clear_elements(const TensorView& target, void* stream) {

@@ -9,10 +9,8 @@
 // cudaStream_t), which device_elements.hpp bounds further.
 namespace magi {
 
-/// target = source, same data type.
+/// target = source. Types that differ are floating-point: rounds to nearest even.
 void copy_elements(const TensorView& source, const TensorView& target, void* stream = nullptr);
-/// target = source, floating-point types; rounds to nearest even.
-void convert_elements(const TensorView& source, const TensorView& target, void* stream = nullptr);
 /// Every element = value, rounded to the element type; on a GPU of a tensor without gaps.
 void fill_elements(const TensorView& target, double value, void* stream = nullptr);
 /// Every element of a tensor [rows, heads] or [rows, heads, dim] = 0.

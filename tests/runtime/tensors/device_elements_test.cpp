@@ -46,11 +46,11 @@ void expect_equal_to_host(TensorView source, TensorView target) {
   const auto device_to = to_device_sync<std::uint8_t>(expected);
   source.data = const_cast<std::uint8_t*>(from.data());
   target.data = expected.data();
-  convert_elements(source, target);
+  copy_elements(source, target);
   source.data = device_from.data();
   target.data = device_to.data();
   source.device = target.device = 0;
-  convert_elements(source, target);
+  copy_elements(source, target);
   EXPECT_EQ(to_host_sync<std::uint8_t>(device_to.data(), expected.size()), expected)
       << "from " << dtype_name(source.dtype) << " to " << dtype_name(target.dtype) << ", dim "
       << source.shape[2] << ", stride " << source.stride[1];

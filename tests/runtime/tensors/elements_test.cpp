@@ -53,16 +53,16 @@ TEST(ConvertElements, RoundsToNearestEvenInEveryType) {
   const double values[] = {1.0, 1.0 + 0x1p-9, -3.14159, 65504.0};
   std::ranges::copy(values, source.elements().begin());
   HostTensor<std::uint16_t> narrow({4});
-  convert_elements(source, narrow);
+  copy_elements(source, narrow);
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(narrow.elements()[i], float_to_bfloat16(static_cast<float>(values[i])));
   }
   HostTensor<float> wide({4});
-  convert_elements(narrow, wide);
+  copy_elements(narrow, wide);
   EXPECT_EQ(wide.elements()[1], 1.0f);
   TensorView half = narrow;
   half.dtype = DType::Float16;
-  convert_elements(source, half);
+  copy_elements(source, half);
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(narrow.elements()[i], float_to_float16(static_cast<float>(values[i])));
   }
@@ -71,7 +71,7 @@ TEST(ConvertElements, RoundsToNearestEvenInEveryType) {
 TEST(ConvertElements, RefusesIntegers) {
   const HostTensor<std::int32_t> integers({2});
   const HostTensor<float> floats({2});
-  EXPECT_THROW(convert_elements(integers, floats), InvalidArgument);
+  EXPECT_THROW(copy_elements(integers, floats), InvalidArgument);
 }
 
 TEST(FillElements, FillsIntegersAndHalves) {
