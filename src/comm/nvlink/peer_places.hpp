@@ -31,14 +31,14 @@ struct RowRun {
 /// One rank's side of an exchange. Neighbouring tasks have different peers if possible.
 struct PeerPlaces {
   std::int32_t rank = 0;
-  /// From owned to needed rows, with tasks of own rows last.
+  /// Tasks from owned to needed rows; those of own rows are last.
   std::vector<PushTask> to_rows;
   std::int32_t num_own_tasks = 0;  ///< own tasks of to_rows
   /// All needed rows and their owners' wire rows, ascending by local row; for own rows the owned
   /// row. A run of own rows is shared completely or not at all.
   std::vector<PushTask> needed_runs;
   std::vector<RowRun> shared;  ///< own rows that other ranks need, ascending and disjoint
-  /// By rank that needs this rank's rows: the first of these on its wire.
+  /// The first of this rank's rows on the wire of each rank that needs them.
   std::vector<std::int32_t> wire_begin;
   std::uint64_t cast_sources = 0;    ///< bit p: rank p, or this one, sends it rows in a cast
   std::uint64_t reduce_sources = 0;  ///< bit p: rank p sends partials to this one

@@ -101,7 +101,7 @@ struct BackwardItems {
   std::int32_t num_tiles = 0;
   std::int32_t heads_kv = 1;
   TileSpan spans[kMaxSpans];
-  /// For a list made on the device: values that the host does not know, and the items' places in
+  /// The values of a list made on the device that the host does not know, and the items' places in
   /// the spans, in the order in which items are handed out. Null if the host made the list.
   const BackwardOutcome* outcome = nullptr;
   const std::int32_t* order = nullptr;

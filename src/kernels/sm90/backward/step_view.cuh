@@ -172,7 +172,7 @@ class StepView {
     }
     sm90::exponentiate(x);
   }
-  /// With a softcap, turns P of a step into the weights of dS, P * f'(S) / softmax_scale.
+  /// Turns P of a step with a softcap into the weights of dS, P * f'(S) / softmax_scale.
   __device__ __forceinline__ void weigh(std::uint32_t step, Scores& x) const {
     Scores ones;
 #pragma unroll
