@@ -55,8 +55,7 @@ constexpr std::int32_t kBlocksBeside = 16;
 static_assert(kBlocksBeside <= kMostWaitingBlocks);
 /// The bound of sent, of received and of own rows for a short push, which takes some 10 us.
 constexpr std::int64_t kMostShortBytes = 2 << 20;
-/// Arrival chunks let attention begin early, but cost it some balance. So there are few, unless
-/// many rows travel.
+/// Arrival chunks let attention begin early, but cost it balance: few, unless many rows travel.
 constexpr std::int32_t kFewSections = 2;
 constexpr std::int64_t kLongRows = 8192;
 
@@ -127,14 +126,12 @@ std::int64_t most_partials(const RowTable& table, const PeerPlaces& places) {
   return table.most_partials.value_or(places.most_owned);
 }
 
-/// Whether a cast copies own rows on the caller's stream, with all multiprocessors, because its
-/// push has few blocks.
+/// Whether a cast copies own rows on the caller's stream, as its push has few blocks.
 bool copies_own(const PeerState& state, const RowTable& table) {
   return state.beside != nullptr && !table.own.empty();
 }
 
-/// The bytes from the first to the last row of neighbouring tensors, gaps included; `row_bytes`: of
-/// all their rows together.
+/// Bytes from the first to the last row of neighbouring tensors, of `row_bytes` in all.
 std::int64_t rows_extent(const TensorView& first, std::int64_t row_bytes) {
   if (first.shape[0] == 0) return 0;
   const auto element = static_cast<std::int64_t>(dtype_bytes(first.dtype));

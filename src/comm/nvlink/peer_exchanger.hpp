@@ -76,8 +76,7 @@ class PendingKeys : public PendingRows {
 /// got that from `place`, else through the window.
 class PeerExchanger : public RowExchanger {
  public:
-  /// Makes casts of this table arrive in the sections of arrival_shape. All ranks call it alike,
-  /// after `prepare`.
+  /// Makes casts of this table arrive in sections. All ranks call it alike, after `prepare`.
   virtual void bring_in_sections(const RowTable& table) = 0;
   virtual ArrivalShape arrival_shape(const RowTable& table, std::int32_t num_heads) const = 0;
   /// Returns the sources of needed rows and the places of their partials, ascending by row. Parts
@@ -101,9 +100,8 @@ class PeerExchanger : public RowExchanger {
   virtual std::unique_ptr<PendingKeys> start_keys(const RowTable& table, const RowMove& move,
                                                   const KeyPush& push, void* stream) = 0;
   /// Reserves memory at all owners for partials like these tensors [rows, ...], for the pass's next
-  /// move, which must be their reduce: the caller writes them there, and the move sends nothing.
-  /// Returns the address of wire row 0 by rank; a wire row is the concatenation of the tensors'
-  /// rows.
+  /// move, their reduce: the caller writes them there, and the move sends nothing. Returns the
+  /// address of wire row 0 by rank; a wire row concatenates the tensors' rows.
   virtual std::vector<std::byte*> place_partials(const RowTable& table,
                                                  std::span<const TensorView> partials) = 0;
 };
@@ -116,8 +114,7 @@ inline PeerExchanger* as_peer_exchanger(RowExchanger& exchanger) {
 /// A function that is called for every move, with its kind and bytes by peer.
 using CountMove = std::function<void(ExchangeKind, std::span<const std::int64_t>)>;
 
-/// Makes the exchanger over a link. The data that `count` uses and the link's base group must
-/// outlive it.
+/// Makes the exchanger over a link. The data of `count` and the link's base group must outlive it.
 std::unique_ptr<PeerExchanger> make_peer_exchanger(std::shared_ptr<PeerLink> link,
                                                    const DeviceAllocator& allocator,
                                                    std::int32_t beside_sms, CountMove count);

@@ -69,15 +69,13 @@ __global__ __launch_bounds__(32) void begin_pass_kernel(const __grid_constant__ 
   ptx::fence_system();
 }
 
-/// The number of the new pass, and the pass that last used its area, as each block of a push finds
-/// them.
+/// The number of the new pass, and the pass that last used its area.
 struct BegunPass {
   std::uint64_t pass, last_use;
 };
 
 /// Begins the pass in a push; called by one thread of each block. Every block reads the old state,
-/// and the last one to arrive changes it. So each block knows the pass's number without
-/// communication.
+/// and the last one to arrive changes it, so each block knows the pass's number by itself.
 __device__ BegunPass begin_in_push(const PeerView& view, const PassBegin& begin) {
   PassState& state = *view.state;
   // Past the L1 cache: a kernel beside this one reads the number on the same multiprocessor.

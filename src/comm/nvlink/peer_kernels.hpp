@@ -39,8 +39,7 @@ struct RowArrival {
   /// Earlier kernels have written this rank's rows of the move at the peers, and the wait first
   /// publishes that to all ranks.
   bool is_publishing = false;
-  /// The memory where rows arrive. A wait that fails fills it with NaN, so that no result is
-  /// silently wrong.
+  /// The memory where rows arrive. A failed wait fills it with NaN: no result is silently wrong.
   std::byte* data = nullptr;
   std::int64_t size_bytes = 0;
   /// Results that may by then have been computed from rows of another plan; likewise.
@@ -59,8 +58,7 @@ struct PassBegin {
   bool is_compared = false;  ///< wait until all peers have begun the same pass
 };
 
-/// Numbers a new pass, announces it to the peers, and waits until none of them still reads its
-/// area.
+/// Numbers a new pass, announces it to the peers, and waits until none still reads its area.
 void launch_begin_pass(const PeerView& view, const PassBegin& begin, cudaStream_t stream);
 
 /// The most blocks of a push, each half a multiprocessor.
@@ -74,8 +72,7 @@ inline constexpr std::int32_t kMostWaitingBlocks = 24;
 
 /// Copies rows and publishes to all ranks what has arrived. The rows' units are bytes. `begin`: the
 /// pass, if this is its first move. The push itself begins the pass if it has few blocks and calls
-/// are not compared; else a kernel before it does. `awaited`: rows that later work on the stream
-/// sees too; null: none.
+/// are not compared, else a kernel before it. `awaited`: rows that later work sees too, or null.
 void launch_push(const PeerView& view, RowPush push, PushBlocks blocks,
                  const std::optional<PassBegin>& begin, const RowArrival* awaited,
                  cudaStream_t stream);

@@ -104,8 +104,7 @@ PeerLink::~PeerLink() {
   on_device_or_drop(device_, [] { cuda_forget(cudaDeviceSynchronize()); });
 }
 
-/// Checks that ranks can write each other's memory: every rank writes a word to every other, which
-/// reads it.
+/// Checks that ranks can write each other's memory: every rank writes a word to every other.
 void PeerLink::prove_access() {
   std::string trouble;
   for (std::int32_t peer = 0; peer < num_ranks() && trouble.empty(); ++peer) {

@@ -29,8 +29,7 @@ namespace magi::comm {
 /// replays of graphs that contain passes with all other passes, alike on all ranks.
 class PeerLink {
  public:
-  /// Collective. `base` starts the group and must outlive it. Throws CommError on all ranks if one
-  /// of them cannot take part.
+  /// Collective. `base` must outlive the group. Throws CommError on all ranks if one cannot join.
   PeerLink(Communicator& base, std::int32_t device, const CommOptions& options);
   ~PeerLink();
   PeerLink(const PeerLink&) = delete;
@@ -48,8 +47,7 @@ class PeerLink {
   /// Throws InvalidArgument if the stream is being captured and the window would have to grow.
   void check_pass(const PassStart& start, cudaStream_t stream) const;
   void end_pass(cudaStream_t stream) noexcept;
-  /// Returns the arguments by which the first kernel of a pass begins it, once. Nothing is enqueued
-  /// for the begin before that.
+  /// Returns, once, the arguments by which the first kernel of a pass begins it.
   std::optional<PassBegin> take_begin() { return std::exchange(unbegun_, std::nullopt); }
   bool is_in_pass() const { return is_in_pass_; }
   /// Whether ranks of this process are on the same GPU, and may share one of its queues.
@@ -72,13 +70,11 @@ class PeerLink {
     return {.flags = view_.control[rank()]->arrived[move][0], .expected = &view_.state->pass};
   }
 
-  /// Throws CommError if a wait of this rank has failed, a peer has ended, or the group was
-  /// aborted.
+  /// Throws CommError if a wait of this rank failed, a peer has ended, or the group was aborted.
   void check();
   /// Synchronises the hosts of ranks that share a GPU; does nothing for other ranks. Such ranks may
   /// share one of its queues, where one rank's wait blocks another rank's later work. So each calls
-  /// this after it has enqueued work that others wait for, and before it enqueues a wait.
-  /// Collective.
+  /// this after it enqueues work that others wait for, and before a wait. Collective.
   void meet_on_shared_gpu_sync();
 
   /// Ends the waits of all ranks.

@@ -71,8 +71,7 @@ std::int64_t count_of(std::span<const PeerRows> records, std::int32_t peer) {
   return count;
 }
 
-/// Counts the rows on the wire of `rank` before those of `peer`. Rows are ordered by peer, without
-/// own ones.
+/// Counts the rows on the wire of `rank` before those of `peer`; own rows are not there.
 std::int64_t rows_before(std::span<const PeerRows> records, std::int32_t rank, std::int32_t peer) {
   std::int64_t count = 0;
   for (const PeerRows& record : records) {

@@ -7,8 +7,7 @@
 
 #include "magi/exchange.hpp"
 
-// The places of a rank's rows at the ranks that receive them, for a transport that writes rows into
-// the memory of peers.
+// The places of a rank's rows in the memory of the peers that receive them.
 namespace magi::comm {
 
 /// Up to kRowsPerPush rows of a local tensor and their place at a peer.

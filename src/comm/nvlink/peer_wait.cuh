@@ -5,8 +5,8 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/system.cuh"
 
-// Waits of kernels for words of peers. A wait that fails writes the mailbox and ends, and all later
-// ones end at once.
+// Waits of kernels for words of peers. The first that fails writes the mailbox, and all later ones
+// end at once.
 namespace magi::comm {
 
 static_assert(kMaxPeers <= 32, "a lane for each peer");
@@ -63,8 +63,7 @@ __device__ inline bool is_same_call(const PeerView& view, std::int32_t peer, std
          ptx::load_acquire_system(&own.begun[peer]) >= pass + kKeptDigests - 1;
 }
 
-/// Stops all writes of this rank to the memory of peers, which may still read the old contents.
-/// Returns false.
+/// Stops all writes of this rank to peers, which may still read the old contents. Returns false.
 __device__ inline bool end_group(const PeerView& view) {
   view.state->is_failed = 1;
   __threadfence();
@@ -123,8 +122,7 @@ __device__ inline bool has_arrived(const PeerView& view, const RowArrival& arriv
   return __all_sync(~0U, is_whole);
 }
 
-/// Publishes to all other ranks that earlier kernels have written the move's rows there. Called by
-/// one warp.
+/// Publishes to all peers that earlier kernels have written the move's rows. Called by one warp.
 __device__ inline void publish_written(const PeerView& view, const RowArrival& arrival,
                                        std::uint64_t pass) {
   const auto peer = static_cast<std::int32_t>(threadIdx.x % 32);
@@ -156,8 +154,7 @@ __device__ inline void redirect_to_local(const PeerView& view, const RowArrival&
   }
 }
 
-/// Waits for rows. After a failure, poisons memory and redirects addresses as RowArrival says.
-/// Called by one warp.
+/// Waits for rows; after a failure does what RowArrival says. Called by one warp.
 __device__ inline void await_arrival(const PeerView& view, const RowArrival& arrival,
                                      std::uint64_t pass) {
   if (has_arrived(view, arrival, pass)) return;

@@ -47,8 +47,7 @@ bool is_one_process(const RankCard& a, const RankCard& b) {
          a.process_space == b.process_space;
 }
 
-/// A rank's description of its block for the others: an address for ranks of its process, a socket
-/// for other processes.
+/// A rank's block for the others: an address for ranks of its process, a socket for others.
 struct BlockOffer {
   const std::shared_ptr<MappedMemory>* block = nullptr;
   std::uint64_t size_bytes = 0;
@@ -110,8 +109,7 @@ class DescriptorSwap {
     return std::move(*socket);
   }
 
-  /// Accepts a connection. Returns false for a process outside the group, whose connection it
-  /// closes.
+  /// Accepts a connection. Returns false, and closes it, for a process outside the group.
   bool welcome(const FileDescriptor& own, std::vector<FileDescriptor>& taken) {
     if (!listener_->wait_readable(end_)) {
       throw CommError("a rank did not ask for its memory in time", CommFailure::Timeout);

@@ -35,8 +35,7 @@ std::vector<std::shared_ptr<MappedMemory>> share_memory(Communicator& base,
                                                         std::size_t size_bytes,
                                                         std::chrono::milliseconds deadline);
 
-/// Gathers every rank's error text (empty: none), and throws CommError on all ranks if there is
-/// one.
+/// Gathers every rank's error text (empty: none). Throws CommError on all ranks if there is one.
 void agree_sync(Communicator& base, const std::string& trouble);
 
 }  // namespace magi::comm

@@ -102,8 +102,7 @@ struct DeviceBackwardShape {
   bool may_be_unordered = false;  ///< see PlainRule
 };
 
-/// Returns a number of records that suffices for any mask of few slices, and for many slices that
-/// overlap little.
+/// Returns enough records for any mask of few slices, and for slices that overlap little.
 std::int64_t default_record_capacity(const DeviceBackwardShape& shape);
 
 PlainRule rule_of(const DeviceBackwardShape& shape);

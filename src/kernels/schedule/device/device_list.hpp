@@ -51,8 +51,7 @@ struct DeviceListShape {
 /// sum. At ties the host takes fewer heads, which are no faster.
 std::int32_t device_packed_heads(const ForwardProblem& problem, const TileShape& shape);
 
-/// Returns a number of records that suffices for any mask of few slices, and for many slices that
-/// overlap little.
+/// Returns enough records for any mask of few slices, and for slices that overlap little.
 std::int64_t default_record_capacity(const DeviceListShape& shape);
 
 /// The places of the parts of a list, in bytes from the workspace's begin.

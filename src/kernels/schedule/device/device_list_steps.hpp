@@ -93,8 +93,7 @@ MAGI_HOST_DEVICE CheckedSlice read_slice(const SliceArrays& slices, std::int32_t
   return result;
 }
 
-/// Returns a word whose maximum over slices names the first bad field of the first bad slice; 0:
-/// none.
+/// Returns a word whose maximum over slices names the first bad field of all; 0: none.
 MAGI_HOST_DEVICE std::uint64_t bad_slice_word(std::int32_t index, SliceField field) {
   if (field == SliceField::None) return 0;
   return ~((static_cast<std::uint64_t>(index) << 3) | static_cast<std::uint64_t>(field));
@@ -136,8 +135,7 @@ MAGI_HOST_DEVICE BandSlice part_of_tile(const TileGrid& grid, const BandSlice& b
   return shrink(cut_q(band, rows_of_tile(grid, tile)));
 }
 
-/// Returns the tally of one record. Over a tile's records the first two members are summed, and the
-/// others are maxima.
+/// Returns the tally of one record. A tile's tally sums the first two members; others are maxima.
 MAGI_HOST_DEVICE TileTally tally_of_part(const TileGrid& grid, const BandSlice& part,
                                          std::int32_t tile, std::int32_t keys, std::int32_t slice,
                                          std::int32_t num_slices) {
@@ -164,8 +162,7 @@ MAGI_HOST_DEVICE std::int32_t cost_of_tally(const TileGrid& grid, const TileShap
   return static_cast<std::int32_t>(cost < kMaxTileCost ? cost : kMaxTileCost);
 }
 
-/// Returns the item, without cost, of a tile whose records would begin at `begin` of `capacity`;
-/// see TileWork.
+/// Returns the item, without cost, of a tile whose records would begin at `begin` of `capacity`.
 MAGI_HOST_DEVICE TileWork work_of_tile(std::int32_t tile, const TileTally& tally,
                                        std::int64_t begin, std::int64_t capacity,
                                        std::int32_t num_slices) {

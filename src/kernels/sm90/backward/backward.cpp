@@ -19,8 +19,7 @@
 namespace magi::sm90 {
 namespace {
 
-/// The number of 64-row tiles of the preprocess and postprocess kernels in a q tile of the main
-/// one.
+/// The number of tiles of the preprocess and postprocess kernels in a q tile of the main one.
 std::int32_t tiles_per_q_tile(const BackwardList& list) { return list.shape.rows / kTileRows; }
 
 PackedRows packed_rows(const BackwardList& list) {

@@ -12,8 +12,7 @@
 #include "kernels/sm90/backward/prepare.hpp"
 #include "magi/attention_cuda.hpp"
 
-// The backward on Hopper. src/kernels/attention calls it, after it has checked the arguments and
-// made the device current.
+// The backward on Hopper. Its caller has checked the arguments and made the device current.
 namespace magi::sm90 {
 
 /// The contents of a list in device memory.
@@ -37,8 +36,7 @@ struct BackwardListOnDevice {
   std::int32_t tiles_per_list = 0;  ///< likewise; then `outcome` has one for each kv head
   std::int32_t records_per_list = 0;
   /// Whether kernels that make the list come just before this call's first kernel, which then runs
-  /// beside them. Not set if an earlier run of the same call comes before, since this one reuses
-  /// its memory.
+  /// beside them. False if a run of the same call comes before, whose memory this one reuses.
   bool is_under_way = false;
 };
 

@@ -55,8 +55,7 @@ struct BackwardConfig {
     return is(KernelForm::SharedKeys) && warpgroup == 1 ? 232 : 240;
   }
 
-  /// Registers that a launch gives each thread. NOTE: if warpgroups ask for more in sum, they wait
-  /// for ever.
+  /// Registers that a launch gives each thread. NOTE: raising more in sum waits for ever.
   static constexpr int launch_registers = 65536 / (128 * (consumers + 1)) / 8 * 8;
   constexpr bool has_registers() const {
     return consumer_registers(0) + consumer_registers(1) + producer_registers() <=
@@ -92,8 +91,7 @@ struct BackwardConfig {
   constexpr int step_readers() const { return is(KernelForm::OwnRows) ? 1 : consumers; }
   /// Buffers of dS: a warpgroup writes one while products for dQ read the other.
   static constexpr int score_stages = 2;
-  /// All 16-bit score buffers: those of dS and, after them with SharedKeys, two of P and two of the
-  /// other CTA's dS.
+  /// All 16-bit score buffers; with SharedKeys also two of P and two of the other CTA's dS.
   constexpr int score_buffers() const {
     return score_stages + (is(KernelForm::SharedKeys) ? 4 : 0);
   }

@@ -9,8 +9,8 @@ namespace magi::sm90 {
 
 /// One warpgroup: 64 keys of the k tile, with dK and dV in registers from the first to the last
 /// step of an item. During a step it also computes the previous step's dQ and, but for wide tiles,
-/// the next step's scores, so that products run beside all other arithmetic. The warpgroups may be
-/// almost a step apart.
+/// the next step's scores, so products run beside all other arithmetic. Warpgroups may be almost a
+/// step apart.
 template <BackwardConfig kC>
 class BackwardConsumer {
  public:
@@ -183,9 +183,8 @@ class BackwardConsumer {
   /// | dK(n)   | add full, n - 1    | S, dQ, dK | wait S in other, and dQ; arrive dS full      |
   /// |         |                    | dK        | dQ leaves p for its sum; p = P(n+1) of other |
   ///
-  /// dK and dV stay in registers throughout. The stores of dQ are issued before the next
-  /// exponentials, and read their registers meanwhile. The other warpgroup's dS is awaited a step
-  /// late.
+  /// dK and dV stay in registers throughout. dQ is stored before the next exponentials, during
+  /// which its registers are read. The other warpgroup's dS is awaited a step late.
   __device__ __forceinline__ bool run_step(bool is_first, Scores& p, Scores& other) {
     const bool is_last = (next_flags_ & kLastStep) != 0;
     // dP starts while dK of the step before runs. Then Q of that step is released and P packed.
@@ -251,8 +250,7 @@ class BackwardConsumer {
   /// | dK(n)   | add full, n - 1    | dV, dQ, dK | dS to shared memory; wait dV and dQ            |
   /// |         |                    | dK         | hand dO(n) back; arrive dS full; dQ leaves     |
   ///
-  /// NOTE: dK of the step before is awaited first; else ptxas adds the wait later, where it costs
-  /// more.
+  /// NOTE: dK of the step before is awaited first; ptxas would do so later, where it costs more.
   __device__ __forceinline__ bool run_wide_step(bool is_first) {
     view_.wait_queries(num_steps_);
     next_flags_ = view_.flags(num_steps_);

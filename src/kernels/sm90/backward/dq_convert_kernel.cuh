@@ -11,8 +11,7 @@ namespace magi::sm90 {
 inline constexpr int kConvertThreads = 256;
 
 /// Waits until the dQ sum of a q tile and head group is complete. With an ordered list its
-/// semaphores show that, so that this kernel converts sums while the main kernel runs its last
-/// items.
+/// semaphores show that, so sums are converted while the main kernel runs its last items.
 ///
 /// Each record's additions precede its signal (dq_semaphores.cuh), and increments of a semaphore
 /// form a release sequence. So a thread that acquires the last value comes after all additions, and

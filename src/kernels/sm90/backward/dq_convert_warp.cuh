@@ -118,8 +118,7 @@ class DqConvertWarp {
     return column < params_.dq.dim ? rows - index * kColumns / kC.dim_qk * 64 - lane() % 8 : 0;
   }
 
-  /// Writes the quarters of a sum in the order of columns, and of a wide tile then those of the
-  /// other 64 rows.
+  /// Writes the quarters of a sum by columns; those of a wide tile's other 64 rows follow.
   template <typename Element>
   __device__ __forceinline__ void write() const {
     constexpr int kBytes = kColumns * sizeof(Element);

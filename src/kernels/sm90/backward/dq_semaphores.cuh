@@ -15,8 +15,7 @@
 // because its copies are asynchronous.
 namespace magi::sm90 {
 
-/// The one thread that looks up semaphore values, ahead of the consumers, waits for them and lets
-/// the consumers add.
+/// The one thread that looks up semaphore values ahead of the consumers, and waits for them.
 template <BackwardConfig kC>
 class DqSemaphoreWaiter {
  public:
@@ -31,8 +30,7 @@ class DqSemaphoreWaiter {
   }
 
  private:
-  /// Waits until the step may add its dQ, and signals the consumers. Returns false after the last
-  /// step.
+  /// Waits until the step may add its dQ, then signals. Returns false after the last step.
   __device__ __forceinline__ bool wait_for(std::uint32_t step) {
     const RingPlace<kC.step_stages()> place(step);
     shared_.step_full.wait(place);
@@ -107,8 +105,8 @@ class DqSemaphoreWaiter {
 };
 
 /// The one thread that signals each semaphore when both warpgroups have added, or passes a complete
-/// sum to the dQ converter. NOTE: the release waits for all earlier adds, so the waiter's thread
-/// cannot do this too.
+/// sum to the dQ converter. NOTE: the release waits for all earlier adds, so the waiter cannot do
+/// this too.
 template <BackwardConfig kC>
 class DqSemaphoreSignaller {
  public:

@@ -18,8 +18,8 @@ __device__ __forceinline__ int dq_place(int i, int thread) {
 }
 
 /// The column of dQ that is number `index` of a warpgroup's, at head dim 192: of three panels of 64
-/// columns each warpgroup has one, then half of the middle one. At other head dims each has half of
-/// the columns.
+/// each warpgroup has one and half of the middle one. At other head dims each has half of the
+/// columns.
 __device__ __forceinline__ int dq_column_of_three_panels(int warpgroup, int index) {
   return index < 64 ? 128 * warpgroup + index : 32 * warpgroup + index;
 }
@@ -41,8 +41,7 @@ class DqTarget {
       : data_(params.dq.sums + sum * (kC.rows * kC.dim_qk) + warpgroup * kC.dq_floats() +
               dq_place<kC.is_ordered>(0, ptx::thread_index() & 127)) {}
 
-  /// Adds the thread's accumulators from number `first` on to the sum, or stores them if
-  /// `is_first`.
+  /// Adds the thread's accumulators from number `first` on, or stores them if `is_first`.
   template <int kCount>
   __device__ __forceinline__ void put(int first, const float (&dq)[kCount], bool is_first) const {
     if (is_first) {

@@ -64,8 +64,7 @@ class BackwardEpilogue {
   }
 
   /// Adds the sum of earlier splits and, unless this split is the last, stores the new sum for the
-  /// next one. Returns whether the sum is complete. Each warpgroup handles its own keys without
-  /// waiting for the other.
+  /// next one. Returns whether the sum is complete. Each warpgroup does so for its own keys alone.
   __device__ __forceinline__ bool add_splits(Keys& dk, Values& dv, const ItemInfo& item,
                                              std::int32_t flags) const {
     float4* place = key_place(item.slot);
@@ -159,8 +158,7 @@ class BackwardEpilogue {
             rows.is_float};
   }
 
-  /// Writes the warpgroup's columns of a gradient of `dim` columns; `row` is the lane's row, with
-  /// all columns.
+  /// Writes the warpgroup's columns of a gradient of `dim` columns; `row` has all columns.
   template <int kElements>
   __device__ __forceinline__ void write_columns(const float (&values)[kElements], Row row,
                                                 int dim) const {
@@ -200,8 +198,8 @@ class BackwardEpilogue {
            tile::swizzled_offset(row, chunk % kPanelChunks);
   }
 
-  /// Copies the next kChunks chunks of rows from V's buffer; lane r % 16 has the address of row r,
-  /// or null.
+  /// Copies the next kChunks chunks of rows from V's buffer; lane r % 16 has row r's address or
+  /// null.
   template <int kChunks, typename Write>
   __device__ __forceinline__ void write_chunks(std::uint8_t* address, int num_chunks,
                                                const Write& write) const {

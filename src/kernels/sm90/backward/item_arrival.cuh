@@ -53,8 +53,7 @@ class ItemArrival {
     return tile;
   }
 
-  /// Sets the item's first_segment and waits for its keys. Returns false if it has deferred the
-  /// item.
+  /// Sets the item's first_segment and waits for its keys. Returns false if it defers the item.
   __device__ __forceinline__ bool await(ItemInfo& item) const {
     const int2 tile = find_segment(item);
     if (in_flight_.flags.flags == nullptr || tile.x == 0) return true;
@@ -82,8 +81,7 @@ class ItemArrival {
     return decision;
   }
 
-  /// The address of the decision for the k tile and kv head whose two semaphores begin at
-  /// `semaphore`.
+  /// The decision of the k tile and kv head whose two semaphores begin at `semaphore`.
   __device__ __forceinline__ unsigned* decision_of(std::int32_t semaphore) const {
     return in_flight_.decisions + semaphore / 2;
   }

@@ -165,9 +165,8 @@ class OwnRowsConsumer {
     step_ = next;
   }
 
-  /// Gives the other warpgroup half of the columns of a sum, and leaves the complete sum of this
-  /// one's columns in the first half. The exchange uses the buffers of K and V, which nobody reads
-  /// any more.
+  /// Gives the other warpgroup half of the columns of a sum, and leaves the complete sum of its own
+  /// columns in the first half. The exchange uses the buffers of K and V, which are free by then.
   __device__ __forceinline__ void exchange(Sums& sums) {
     constexpr int kHalf = kSumElements / 2;
     constexpr int kThreads = 128;

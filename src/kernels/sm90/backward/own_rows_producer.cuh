@@ -11,8 +11,7 @@
 #include "kernels/tile/descriptor.cuh"
 
 // Three threads do the work of BackwardProducer: a step of 64 keys without dQ is so short that one
-// thread would be late. One walks items and publishes steps, the others load the rows of these
-// steps.
+// thread would be late. One walks items and publishes steps, the others load their rows.
 namespace magi::sm90 {
 
 /// The one thread that takes items, publishes items and steps, and loads K and V. An item is a k
@@ -86,8 +85,7 @@ class OwnRowsWalker {
     }
   }
 
-  /// The present record. NOTE: its values are kept in shared memory, because the thread has 24
-  /// registers.
+  /// The present record. NOTE: its values are in shared memory, as the thread has 24 registers.
   __device__ __forceinline__ BandSlice present_band() const {
     return load_band(params_.items.records + shared_.producer.record);
   }
@@ -145,8 +143,7 @@ class OwnRowsWalker {
     ++num_items_;
   }
 
-  /// Loads V, with zeros for unseen keys: NaN there would make their dK NaN. Unseen rows of K reach
-  /// dQ alone.
+  /// Loads V, with zeros for unseen keys, whose dK could be NaN. Unseen rows of K reach dQ alone.
   __device__ __forceinline__ void load_values(const ptx::BoxOrigin& box,
                                               ptx::Mbarrier& full) const {
     const SeenTiles& seen = params_.seen;

@@ -58,8 +58,7 @@ struct DqOutput {
   const std::int32_t* converted_tiles = nullptr;
 };
 
-/// Rows of a gradient at an address of their own, one kv head after the other. Strides are
-/// multiples of 16 bytes.
+/// Rows of a gradient at their own address, by kv head. Strides are multiples of 16 bytes.
 struct GradientRows {
   std::uint8_t* data = nullptr;
   std::int64_t row_bytes = 0;

@@ -14,8 +14,7 @@
 // rows as a tile has, neighbours in memory (the heads of a token, then the next token), with kLanes
 // threads per row and 8 elements of dim per thread. It also clears a tile's sums, and all CTAs
 // together clear the semaphores. The first CTA stores destinations. If the kernel runs while a list
-// is made, whose components are not known yet, extra CTAs at the end of the grid wait for the list
-// and clear the sums.
+// is made, whose components are unknown yet, extra CTAs wait for the list and clear the sums.
 namespace magi::sm90 {
 namespace {
 
@@ -23,8 +22,7 @@ constexpr int kThreads = 256;
 constexpr int kElements = 8;  // elements of dim per thread
 static_assert(StoredDestinations::kMost <= kThreads && sizeof(PrepareParams) <= 4096);
 
-/// Eight neighbouring elements of a row as in memory: in 16 bits or, if `kMayBeFloat`, perhaps in
-/// float32.
+/// Eight neighbouring elements of a row: in 16 bits or, if `kMayBeFloat`, perhaps in float32.
 template <bool kMayBeFloat>
 struct RawElements {
   uint4 low;   // all eight of 16 bits, or the first four float32

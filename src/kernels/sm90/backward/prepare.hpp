@@ -14,8 +14,7 @@
 // packed_heads + r % packed_heads, and has index (g * tiles_per_group + t) * kTileRows + r.
 namespace magi::sm90 {
 
-/// Packed query rows of a tile here. A q tile of the main kernel is one such tile, or two if it has
-/// 128 rows.
+/// Packed query rows of a tile here. A q tile of the main kernel has one such tile, or two.
 inline constexpr int kTileRows = 64;
 
 /// Replaces lse * log2(e) of rows that see no key and of rows past the end, so that exp2(s -
@@ -69,9 +68,8 @@ struct PrepareParams {
   /// Components in each q tile of the main kernel, or null: tiles with at most one are not cleared.
   const std::int32_t* num_components = nullptr;
   std::int32_t tiles_per_q_tile = 1;  ///< tiles in a q tile of the main kernel
-  /// Extra CTAs, after those of the tiles, that wait for the kernel before, which makes
-  /// num_components, and then clear all sums. 0: num_components is ready, and each tile's CTA
-  /// clears its own sums.
+  /// Extra CTAs, after those of the tiles, that wait for the kernel that makes num_components and
+  /// then clear all sums. 0: num_components is ready, and each tile's CTA clears its own.
   std::int32_t num_late_ctas = 0;
   bool is_beside = false;               ///< the kernel runs beside the one before it
   std::uint32_t* semaphores = nullptr;  ///< [num_semaphores], cleared, the item ticket with them
@@ -80,12 +78,11 @@ struct PrepareParams {
 };
 
 /// Enqueues the preprocess kernel. `type` is that of 16-bit tensors. With is_beside, the kernel
-/// before it on the stream pushes rows to peers or makes the list; else it waits for all earlier
-/// work.
+/// before it pushes rows to peers or makes the list; else it waits for all earlier work.
 void prepare_backward(const PrepareParams& params, DType type, cudaStream_t stream);
 
-/// Arguments of the kernel for gradients of sink logits, laid out like the logits. It reads results
-/// of prepare_backward.
+/// Arguments for gradients of sink logits from results of prepare_backward; laid out like the
+/// logits.
 struct SinkGradientParams {
   PackedRows packed;
   float exponent_scale = 1.0f;

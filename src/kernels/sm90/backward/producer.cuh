@@ -38,8 +38,8 @@ class BackwardProducer {
     } else {
       run_sent_items();
     }
-    // NOTE: not earlier: if this launch leaves multiprocessors free, the next kernel would occupy
-    // them while it waits.
+    // NOTE: not earlier, or the next kernel would wait on multiprocessors that the launch leaves
+    // free.
     if (params_.coming.flags.flags == nullptr) ptx::launch_dependents();
     step_info().flags = kEndOfSteps;
     send_step();
@@ -70,8 +70,8 @@ class BackwardProducer {
     return params_.items.order == nullptr ? item : __ldg(params_.items.order + item);
   }
 
-  // The first CTA of a k tile takes items and waits for their keys. It sends the second CTA the
-  // items that both run.
+  // The first CTA of a k tile takes items, waits for their keys, and sends those that run to the
+  // second.
   static constexpr std::int32_t kNoItem = -1;
 
   __device__ __forceinline__ void send_ticket(std::int32_t item) {
@@ -101,8 +101,8 @@ class BackwardProducer {
 
   /// Takes the next item. NOTE: a CTA takes an item only after it has walked the one before, and
   /// also its first item by a ticket: items wait for semaphores of lower items, so the lowest
-  /// unfinished item must never be one that a CTA keeps for later, or that belongs to a CTA not yet
-  /// resident.
+  /// unfinished item must never be one that a CTA keeps for later, or that is bound to a CTA not
+  /// yet resident.
   __device__ __forceinline__ std::int32_t take_ticket() const {
     return static_cast<std::int32_t>(atomicAdd(params_.items.ticket, 1u));
   }

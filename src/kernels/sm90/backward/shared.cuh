@@ -133,8 +133,7 @@ inline constexpr int kAddStages = 4;
 /// The most items that the first CTA of a k tile has taken and the second has not.
 inline constexpr int kTicketStages = 2;
 
-/// The most complete sums that the dQ converter has not written: an item may complete many in a
-/// row.
+/// The most complete sums that the dQ converter has not written; an item may complete many.
 inline constexpr int kConvertStages = 16;
 
 /// The dQ converter reads a sum in quarters of four chunks, one after the other.

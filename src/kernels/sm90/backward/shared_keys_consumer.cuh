@@ -7,8 +7,7 @@
 #include "kernels/tile/gemm.cuh"
 
 // The step for head dims at which dK and dV of 64 keys do not fit a warpgroup's registers: both
-// warpgroups of a CTA share 64 keys, and a cluster of two CTAs shares a k tile of 128 and its
-// steps.
+// warpgroups of a CTA share 64 keys, and two CTAs, a cluster, a k tile of 128.
 //
 // In a CTA each warpgroup has half of the columns of dK and dV. One computes P for both, the other
 // dS; they exchange these in shared memory, in 16 bits:
@@ -18,12 +17,10 @@
 //   1, Gradients       dS^T    dV += P^T dO, dK += dS^T Q
 //
 // Each CTA copies its dS to the other, and computes half of the columns of dQ over the keys of
-// both. So a dQ sum gets one addition per 128 keys, not two. Each warpgroup has a panel of 64
-// columns.
+// both. So a dQ sum gets one addition per 128 keys. Each warpgroup has a panel of 64 columns.
 //
 // Each warpgroup ends a step with the product S, or dP, of the next step. With a softcap, dS is
-// computed from the weights P * f'(S). These use the second buffer of P, so P and the weights have
-// one buffer each.
+// computed from the weights P * f'(S). These use the second buffer of P.
 //
 // Why buffers are free when they are written again:
 // - P(n + 2) is written after the wait for dS(n + 1), which comes after all reads of P(n).

@@ -4,8 +4,7 @@
 
 namespace magi::sm90 {
 
-/// An instance in a file of its own: those of head dim 256 compile as long as those of two other
-/// dims.
+/// An instance in a file of its own: head dim 256 compiles as long as two other dims.
 template <DType kType>
 struct SharedKeysInstance {
   static constexpr BackwardConfig kConfig{.type = kType,

@@ -50,8 +50,7 @@ class StepView {
     return shared_.dout[DoutPlace(step).stage()];
   }
 
-  /// The thread's place in a fragment, computed at each use so that it holds no registers in
-  /// between.
+  /// The thread's place in a fragment, computed at each use to hold no registers in between.
   __device__ __forceinline__ static tile::FragmentPlace place() {
     return tile::FragmentPlace(ptx::thread_index() & 127);
   }
@@ -194,8 +193,7 @@ class StepView {
     tile::pack_fragments<kC.type, kC.rows>(x, packed);
   }
 
-  /// The address of the thread's first word in a buffer of scores, for keys that begin at row
-  /// `key_row`.
+  /// The address of the thread's first word in a buffer of scores, for keys from `key_row` on.
   __device__ __forceinline__ static std::uint32_t own_word(const std::uint8_t* buffer,
                                                            int key_row) {
     const tile::FragmentPlace at = place();

@@ -60,8 +60,7 @@ class ListedConsumer {
 
   __device__ __forceinline__ void step(bool is_last) {
     Scores scores;
-    // V arrives together with K: one fence serves both, and none is issued while the other
-    // warpgroup waits.
+    // V arrives with K: one fence serves both, and none is issued while the other warpgroup waits.
     shared_.k_ring.wait_full(keys_);
     wait_tile(shared_.v_ring, values_);
     wait_pingpong();
@@ -100,8 +99,7 @@ class ListedConsumer {
     queries_.advance();
   }
 
-  /// Waits for a tile. Copies of 16 bytes are ordinary writes; the fence makes them visible to
-  /// products.
+  /// Waits for a tile. Its copies are ordinary writes; the fence makes them visible to products.
   __device__ __forceinline__ void wait_tile(GatherRing<kC.stages>& ring,
                                             RingPlace<kC.stages> place) const {
     ring.wait_full(place);

@@ -8,8 +8,7 @@
 
 namespace magi::sm90 {
 
-/// Reads the list of an item and publishes which positions of a tile have keys. Each loading warp
-/// has one.
+/// Reads an item's list and publishes which positions of a tile have keys; one per loading warp.
 template <ListedConfig kC>
 class ItemList {
  public:

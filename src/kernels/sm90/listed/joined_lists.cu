@@ -33,8 +33,7 @@ struct alignas(4 * kQueries) QueryBits {
   std::uint32_t of[kQueries];
 };
 
-/// The place of the bits of keys [32 * word, ...), such that threads with neighbouring words have
-/// no bank conflicts.
+/// The place of the bits of keys [32 * word, ...), free of bank conflicts for neighbouring words.
 __host__ __device__ constexpr std::uint32_t bits_place(std::uint32_t word) {
   return word + word / kWordsPerThread;
 }
@@ -95,8 +94,7 @@ class ListJoiner {
     return reader;
   }
 
-  /// Sets the bits of all keys, with a few warps per query. Returns whether a list names a key
-  /// twice.
+  /// Sets the bits of all keys, by a few warps per query. Returns whether a list has a key twice.
   __device__ __forceinline__ bool mark() const {
     constexpr int kThreadsPerQuery = kThreads / kQueries;
     const int query = thread_ / kThreadsPerQuery;
@@ -191,8 +189,7 @@ class ListJoiner {
     return all;
   }
 
-  /// Returns the number of keys of lower threads, and adds that of all threads to `total`. Called
-  /// by the whole CTA.
+  /// Returns the keys of lower threads, and adds those of all to `total`. Called by the whole CTA.
   __device__ __forceinline__ std::int32_t place_of(std::int32_t own, std::int32_t& total) const {
     std::int32_t up_to = own;
 #pragma unroll
@@ -212,8 +209,7 @@ class ListJoiner {
     return place;
   }
 
-  /// Returns, in the lowest bits, which queries see the key at `place`; if there is none, writes
-  /// kNoKey there.
+  /// Returns which queries see the key at `place`, in the lowest bits, or sets kNoKey there.
   __device__ __forceinline__ Bits bits_of(bool is_key, std::int32_t* place) const {
     if (!is_key) {
       *place = kNoKey;

@@ -13,8 +13,7 @@ namespace magi::sm90 {
 
 /// Warpgroup kWarpgroup of two. For each tile the first computes P, the second dP and then dS from
 /// both. Each owns half of the value columns of dQ, which stays in registers, and of the gradients
-/// of keys. The columns after the value belong to the first in dQ and to the second in gradients of
-/// keys.
+/// of keys. Columns after the value belong to the first in dQ, to the second in key gradients.
 template <DType kType, bool kHasParts, int kWarpgroup>
 class LatentBackwardConsumer {
  public:

@@ -54,8 +54,7 @@ class LatentConsumer {
   __device__ __forceinline__ uint4* fragments() const {
     return reinterpret_cast<uint4*>(panel(kValuePanels)) + ptx::thread_index() % 128;
   }
-  /// Waits for a part of a tile. Copies of 16 bytes are ordinary writes; the fence makes them
-  /// visible to products.
+  /// Waits for a part of a tile, and makes its copies, ordinary writes, visible to products.
   __device__ __forceinline__ void wait_part(int part) const {
     shared_.tiles.ring.full[part].wait(tiles_);
     ptx::fence_async_shared();
@@ -77,8 +76,7 @@ class LatentConsumer {
   }
 
   /// Computes P of the tile, publishes it to the other warpgroup, and adds P V. `kIsBehind`:
-  /// products of the other's tile are in flight. If this tile has been loaded, its products follow
-  /// at once.
+  /// products of the other's tile are in flight. If this tile is loaded, its products follow.
   template <bool kIsBehind>
   __device__ __forceinline__ void attend_to_own() {
     Scores scores;
@@ -176,8 +174,8 @@ class LatentConsumer {
     ptx::named_barrier_arrive(kLatentPublished + kWarpgroup, kThreads);
   }
 
-  /// Continues with the base of the other's tile. Returns whether the base of any of the warp's
-  /// rows changed.
+  /// Continues with the base of the other's tile. Returns whether any of the warp's rows changed
+  /// it.
   __device__ __forceinline__ bool take_base() {
     const float* bases =
         shared_.base[tiles_.stage()] + tile::FragmentPlace(ptx::thread_index() % 128).row;

@@ -11,8 +11,7 @@ namespace {
 
 constexpr DType kType = DType::BFloat16;
 
-/// Returns a config for host code, with one consumer of 64 rows: an item has 64 query heads, which
-/// two warpgroups share.
+/// Returns a config for host code: an item has 64 query heads, which two warpgroups share.
 constexpr ListedConfig config_of(bool has_parts) {
   return {.type = kType,
           .dim = kLatentDim,

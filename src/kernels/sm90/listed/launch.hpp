@@ -35,8 +35,7 @@ struct ListedBackwardInstance {
   void (*launch)(const ListedBackwardParams& params, int num_ctas, cudaStream_t stream) = nullptr;
 };
 
-/// Returns the kernels that add gradients of keys, then those that leave them in parts; for
-/// bfloat16 or float16.
+/// Returns the kernels of a type that add gradients of keys, then those that leave them in parts.
 std::span<const ListedBackwardInstance> listed_backward_instances(DType type);
 std::span<const ListedBackwardInstance> listed_part_instances(DType type);
 

@@ -12,8 +12,7 @@ class ListReader {
  public:
   __device__ __forceinline__ explicit ListReader(const ListedIndices& lists) : lists_(lists) {}
 
-  /// `is_counting`: whether this reader counts the list's bad entries; one reader of each list
-  /// does.
+  /// `is_counting`: whether this reader counts bad entries; one reader of each list does.
   __device__ __forceinline__ void open(std::int32_t row, std::int32_t kv_head,
                                        std::int32_t heads_kv, bool is_counting) {
     list_ = lists_.data + row * lists_.row_stride + kv_head * lists_.head_stride;

@@ -11,8 +11,8 @@ namespace magi::sm90 {
 
 inline constexpr int kLoadingWarps = 4;
 
-/// One tile of query heads, of one query or of several. Items of a kv head follow each other, so
-/// that its keys stay in L2.
+/// A tile of query heads of one or several queries. A kv head's items are neighbours: keys stay in
+/// L2.
 struct ListedItem {
   std::int32_t row;  ///< the first query
   std::int32_t kv_head;
@@ -38,8 +38,7 @@ struct GatherRing : Ring<kStages> {
   }
 };
 
-/// Named barriers. At kListedPingpong + w warpgroup w waits, and the other arrives when w may issue
-/// its products.
+/// Named barriers. At kListedPingpong + w warpgroup w waits until the other lets it issue products.
 enum ListedBarrier : int { kListedPingpong = 1 };
 
 template <ListedConfig kC>

@@ -58,8 +58,7 @@ BackwardArgs part_of(const BackwardArgs& args, std::int32_t part, std::int32_t c
   return own;
 }
 
-/// Returns the fewest heads per q tile with which q tiles divide blocks of queries, or 1 if there
-/// are none.
+/// Returns the fewest heads per q tile with which q tiles divide blocks of queries, or 1.
 std::int32_t packed_heads_of(std::int32_t heads_per_kv, std::int32_t tile_rows,
                              std::int32_t q_block) {
   constexpr std::int32_t kMostHeads = 16;
@@ -70,8 +69,8 @@ std::int32_t packed_heads_of(std::int32_t heads_per_kv, std::int32_t tile_rows,
 }
 
 /// If a run has few k tiles, cuts them into items for parts of the head groups. Under a causal mask
-/// many blocks see early keys and few see late ones, so the longest k tile may take twice the share
-/// of a multiprocessor.
+/// many blocks see early keys and few see late ones, so the longest k tile may take twice a
+/// multiprocessor's share.
 void split_tiles(TileSpan& span, const BackwardProblem& problem) {
   constexpr std::int32_t kItemsPerCta = 4;
   constexpr std::int32_t kBlockTiles = 128;  // whose splits come before those of the next tiles
@@ -96,9 +95,8 @@ BackwardList list_frame(const BackwardArgs& args, const BackwardState& state,
   list.tile_tokens = list.shape.rows / list.packed_heads;
   list.head_groups = list.problem.heads_q / list.packed_heads;
   list.is_ordered = false;
-  // CTAs that walk the same rows drift apart, since random blocks of keys are seen by different
-  // numbers of query blocks. The rows in between fit the cache for one head group, not for all
-  // heads.
+  // CTAs that walk the same rows drift apart, as different numbers of query blocks see their keys.
+  // The rows in between fit the cache for one head group, not for all heads.
   list.is_group_first = true;
   const std::int32_t num_tiles = shape.num_tiles();
   list.tiles.resize(static_cast<std::size_t>(num_tiles));

@@ -142,8 +142,7 @@ class BlockDqConsumer {
                                                        tile::KMajor<kC.keys>(tile_at(tiles_)));
   }
 
-  /// Issues a product of the item's rows with a tile's, with accumulators that begin at a value per
-  /// row.
+  /// Issues a product of the item's rows with a tile's; accumulators begin at a value per row.
   __device__ __forceinline__ void issue(const Rows& rows, const float (&begin)[2],
                                         RingPlace<kC.kv_stages> tile, Scores& scores) {
     shared_.kv_ring.wait_full(tile);

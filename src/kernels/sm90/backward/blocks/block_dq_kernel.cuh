@@ -9,9 +9,9 @@
 #include "kernels/sm90/launch.cuh"
 
 // This kernel computes dQ = scale * dS K under a mask of blocks. An item is a q tile and head
-// group, walked as in a forward, with its scheduler, lists and gathered tiles of keys. S, P, dP and
-// dS are recomputed, so that each sum of dQ has one writer. The main kernel then computes dK and dV
-// only.
+// group, walked as in a forward, with its scheduler, lists and gathered tiles of keys. It
+// recomputes S, P, dP and dS, so that each sum of dQ has one writer. The main kernel computes dK
+// and dV.
 namespace magi::sm90 {
 
 template <DType kType, int kRows>

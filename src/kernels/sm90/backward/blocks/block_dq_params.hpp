@@ -23,8 +23,8 @@ struct BlockDqParams {
 
 struct BlockDqInstance {
   ForwardConfig config;
-  /// Enqueues a launch that starts while the kernel before it ends. That one has waited for all
-  /// that this one reads.
+  /// Enqueues a launch that starts while the kernel before it, which has waited for its inputs,
+  /// ends.
   void (*launch)(const BlockDqParams& params, int num_ctas, cudaStream_t stream) = nullptr;
 };
 
