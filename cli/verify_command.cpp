@@ -53,8 +53,8 @@ class Progress {
     const std::lock_guard lock(mutex_);
     ++done_;
     const auto now = std::chrono::steady_clock::now();
-    if (now - told_ < std::chrono::seconds(2) && done_ != total_) return;
-    told_ = now;
+    if (now - last_time_ < std::chrono::seconds(2) && done_ != total_) return;
+    last_time_ = now;
     std::cerr << "  " << done_ << " of " << total_ << " cases" << std::endl;
   }
 
@@ -62,7 +62,7 @@ class Progress {
   std::mutex mutex_;
   std::int32_t total_;
   std::int32_t done_ = 0;
-  std::chrono::steady_clock::time_point told_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point last_time_ = std::chrono::steady_clock::now();
 };
 
 struct Failure {

@@ -15,8 +15,8 @@ class Progress {
   void advance() {
     ++count_;
     const auto now = std::chrono::steady_clock::now();
-    if (now - told_ < std::chrono::seconds(2)) return;
-    told_ = now;
+    if (now - last_time_ < std::chrono::seconds(2)) return;
+    last_time_ = now;
     std::cerr << done_ << ' ' << count_ << " of " << total_ << std::endl;
   }
 
@@ -24,7 +24,7 @@ class Progress {
   const char* done_;
   std::size_t total_;
   std::size_t count_ = 0;
-  std::chrono::steady_clock::time_point told_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point last_time_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace magi::cli

@@ -51,14 +51,15 @@ std::string plain(std::string text) {
 
 }  // namespace
 
-CostFile calibrate(const GpuMachine& machine, const std::function<void(const std::string&)>& tell) {
+CostFile calibrate(const GpuMachine& machine,
+                   const std::function<void(const std::string&)>& report) {
   CostFile file;
   const auto num_gpus = static_cast<std::int32_t>(machine.gpus.size());
   const bool has_group =
       num_gpus >= 2 &&
       std::ranges::none_of(machine.gpus, [](const GpuFacts& gpu) { return gpu.backend.empty(); });
   if (has_group) {
-    tell("measuring on " + std::to_string(num_gpus) + " GPUs at once");
+    report("measuring on " + std::to_string(num_gpus) + " GPUs at once");
     const std::string transport =
         run_gpu_ranks(num_gpus, [&](Communicator& group, const RankPlace& place) {
           const CostModel cost = measure(group, place, kGpuRows);
@@ -68,7 +69,7 @@ CostFile calibrate(const GpuMachine& machine, const std::function<void(const std
                    transport + ", attention of backend " + plain(machine.gpus[0].backend);
     return file;
   }
-  tell("there are no two GPUs with kernels, so the CPU is measured");
+  report("there are no two GPUs with kernels, so the CPU is measured");
   run_ranks(kCpuRanks, [&](Communicator& group) {
     const CostModel cost = measure(group, host_place(), kCpuRows);
     if (group.rank() == 0) file.cost = cost;

@@ -10,7 +10,8 @@
 namespace magi::cli {
 
 /// Measures the constants of the cost model: on all GPUs at once where two or more are served by
-/// attention, else on two threads of the CPU. `tell` gets a line about what is measured.
-CostFile calibrate(const GpuMachine& machine, const std::function<void(const std::string&)>& tell);
+/// attention, else on two threads of the CPU. `report` gets a line about what is measured.
+CostFile calibrate(const GpuMachine& machine,
+                   const std::function<void(const std::string&)>& report);
 
 }  // namespace magi::cli

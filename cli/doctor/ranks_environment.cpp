@@ -30,7 +30,7 @@ constexpr const char* kOthers[] = {"MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_ID"
                                    "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"};
 
 /// The variables of one launcher.
-struct Told {
+struct Launch {
   const Names* names = nullptr;
   std::int32_t rank = 0;
   std::int32_t size = 1;
@@ -62,17 +62,17 @@ class Reader {
   void add(const std::string& finding) { found_.findings.push_back(finding); }
   void note(const std::string& text) { found_.notes.push_back(text); }
 
-  std::optional<Told> told(const Names& names);
-  void compare(const Told& one, const Told& other);
-  void check_meeting(const Told& ranks);
-  void check_machine(const Told& ranks, std::int32_t num_gpus, std::int32_t num_cores);
+  std::optional<Launch> read(const Names& names);
+  void compare(const Launch& one, const Launch& other);
+  void check_meeting(const Launch& ranks);
+  void check_machine(const Launch& ranks, std::int32_t num_gpus, std::int32_t num_cores);
 
  private:
   const EnvLookup& lookup_;
   RanksEnvironment& found_;
 };
 
-std::optional<Told> Reader::told(const Names& names) {
+std::optional<Launch> Reader::read(const Names& names) {
   // In a script of sbatch the variables stand for tasks that srun has not started yet.
   if (names.launcher == std::string_view("slurm") && !has("SLURM_STEP_ID")) return std::nullopt;
   if (names.is_read && has(names.rank) != has(names.size)) {
@@ -82,31 +82,31 @@ std::optional<Told> Reader::told(const Names& names) {
                  "both or neither"));
   }
   const auto rank = integer(names.rank, 0), size = integer(names.size, 1);
-  Told told{.names = &names,
-            .local_rank = integer(names.local_rank, 0),
-            .local_size = integer(names.local_size, 1)};
+  Launch launch{.names = &names,
+                .local_rank = integer(names.local_rank, 0),
+                .local_size = integer(names.local_size, 1)};
   if (!rank || !size) return std::nullopt;
-  told.rank = *rank;
-  told.size = *size;
-  if (told.rank >= told.size) {
-    add(sentence(names.rank, std::to_string(told.rank),
-                 "0 to " + std::to_string(told.size - 1) + ", as " + names.size + " is " +
-                     std::to_string(told.size)));
+  launch.rank = *rank;
+  launch.size = *size;
+  if (launch.rank >= launch.size) {
+    add(sentence(names.rank, std::to_string(launch.rank),
+                 "0 to " + std::to_string(launch.size - 1) + ", as " + names.size + " is " +
+                     std::to_string(launch.size)));
   }
-  if (told.local_size && *told.local_size > told.size) {
-    add(sentence(names.local_size, std::to_string(*told.local_size),
-                 "at most " + std::to_string(told.size) + ", as " + names.size));
+  if (launch.local_size && *launch.local_size > launch.size) {
+    add(sentence(names.local_size, std::to_string(*launch.local_size),
+                 "at most " + std::to_string(launch.size) + ", as " + names.size));
   }
-  if (told.local_rank && told.local_size && *told.local_rank >= *told.local_size) {
-    add(sentence(names.local_rank, std::to_string(*told.local_rank),
-                 "0 to " + std::to_string(*told.local_size - 1) + ", as " + names.local_size +
-                     " is " + std::to_string(*told.local_size)));
+  if (launch.local_rank && launch.local_size && *launch.local_rank >= *launch.local_size) {
+    add(sentence(names.local_rank, std::to_string(*launch.local_rank),
+                 "0 to " + std::to_string(*launch.local_size - 1) + ", as " + names.local_size +
+                     " is " + std::to_string(*launch.local_size)));
   }
-  return told;
+  return launch;
 }
 
 /// Two launchers of one process: a torchrun on each of slurm's nodes has another size than slurm.
-void Reader::compare(const Told& one, const Told& other) {
+void Reader::compare(const Launch& one, const Launch& other) {
   if (one.size != other.size) {
     if (one.names->is_read && other.names->is_read) {
       add(sentence(one.names->size,
@@ -124,7 +124,7 @@ void Reader::compare(const Told& one, const Told& other) {
 }
 
 /// Ranks of several machines need the address and port of one of them.
-void Reader::check_meeting(const Told& ranks) {
+void Reader::check_meeting(const Launch& ranks) {
   const auto port = integer("MASTER_PORT", 1);
   if (port && *port > 65535) add(sentence("MASTER_PORT", std::to_string(*port), "1 to 65535"));
   if (ranks.size == 1 || ranks.local_size == ranks.size) return;
@@ -137,7 +137,7 @@ void Reader::check_meeting(const Told& ranks) {
   }
 }
 
-void Reader::check_machine(const Told& ranks, std::int32_t num_gpus, std::int32_t num_cores) {
+void Reader::check_machine(const Launch& ranks, std::int32_t num_gpus, std::int32_t num_cores) {
   if (ranks.local_rank && num_gpus > 1 && *ranks.local_rank >= num_gpus) {
     add(sentence(ranks.names->local_rank, std::to_string(*ranks.local_rank),
                  "0 to " + std::to_string(num_gpus - 1) + ", as this process sees " +
@@ -161,23 +161,23 @@ RanksEnvironment read_ranks_environment(const EnvLookup& lookup, std::int32_t nu
                                         std::int32_t num_cores) {
   RanksEnvironment found;
   Reader reader(lookup, found);
-  std::vector<Told> told;
+  std::vector<Launch> launches;
   for (const Names& names : kLaunchers) {
     for (const char* name : {names.rank, names.size, names.local_rank, names.local_size}) {
       if (const auto value = lookup(name)) found.variables.emplace_back(name, *value);
     }
-    if (const auto one = reader.told(names)) told.push_back(*one);
+    if (const auto one = reader.read(names)) launches.push_back(*one);
   }
   for (const char* name : kOthers) {
     if (const auto value = lookup(name)) found.variables.emplace_back(name, *value);
   }
-  Told ranks{.names = &kLaunchers[0]};
-  if (!told.empty()) {
-    ranks = told[0];
+  Launch ranks{.names = &kLaunchers[0]};
+  if (!launches.empty()) {
+    ranks = launches[0];
     found.launcher = ranks.names->launcher;
     found.rank = ranks.rank;
     found.num_ranks = ranks.size;
-    for (std::size_t i = 1; i < told.size(); ++i) reader.compare(ranks, told[i]);
+    for (std::size_t i = 1; i < launches.size(); ++i) reader.compare(ranks, launches[i]);
     if (!ranks.names->is_read && ranks.size > 1) {
       reader.add(sentence("RANK",
                           std::string("not set, and ") + ranks.names->size + " is " +

@@ -170,7 +170,7 @@ std::int32_t Group::wait(Transfers& transfers) {
         fail(kTimeout, "rank " + std::to_string(rank_) + " waited " +
                            std::to_string(deadline_.count()) + " ms for bytes to or from rank " +
                            missing(transfers));
-        tell_others();
+        notify_others();
       }
       if (failure_ != 0) return MAGI_VTABLE_COMM_ERROR;
     }
@@ -182,7 +182,7 @@ std::int32_t Group::wait(Transfers& transfers) {
   }
 }
 
-void Group::tell_others() {
+void Group::notify_others() {
   std::array<char, kAlarmBytes>& text = alarm_texts().emplace_back();
   message_.copy(text.data(), kAlarmBytes - 1);
   for (std::int32_t peer = 0; peer < num_ranks_; ++peer) {
@@ -199,7 +199,7 @@ void Group::abort(const std::string& reason) {
   const std::lock_guard lock(mpi_mutex());
   if (failure_ != 0 || data_ == MPI_COMM_NULL) return;
   fail(kAborted, "rank " + std::to_string(rank_) + " aborted: " + reason);
-  tell_others();
+  notify_others();
 }
 
 /// A receive is cancelled, or has begun: then its sender is at it, which is awaited for a while. A

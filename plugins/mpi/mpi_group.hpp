@@ -51,7 +51,7 @@ class Group {
   bool advance(Transfers& transfers);
   void give_up(MPI_Request& request, bool is_received);
   void look_for_alarm();
-  void tell_others();
+  void notify_others();
   void fail(std::int32_t failure, const std::string& text);
   bool is_good(int code);
   std::string missing(const Transfers& transfers) const;

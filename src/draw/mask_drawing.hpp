@@ -9,14 +9,14 @@
 #include "magi/mask.hpp"
 #include "magi/placement.hpp"
 
-// What pictures of a mask, in SVG and in characters, are made of.
+// The content of pictures of a mask, in SVG and in characters.
 namespace magi::draw {
 
-/// What is drawn in one colour: the work of a rank, or the slices of a type.
+/// Pairs that are drawn in one colour: the work of a rank, or the slices of a type.
 struct Group {
   std::string name;
   std::string colour;
-  std::int64_t pairs = 0;  ///< that are shown
+  std::int64_t pairs = 0;  ///< pairs that are shown
 };
 
 /// A part of a slice that is shown and has pairs, of one group.
@@ -26,7 +26,7 @@ struct Piece {
 };
 
 struct MaskDrawing {
-  Range rows;  ///< that are shown
+  Range rows;  ///< rows that are shown
   Range keys;
   std::string summary;
   std::vector<Group> groups;  ///< all ranks, or all types

@@ -65,7 +65,7 @@ TEST(ScarceMemoryAlarm, AFailureIsTold) {
   ASSERT_TRUE(other.connect(host.open(comm::TcpReach::ThisMachine), true, end));
   host.accept({true, true}, end);
   const CommError error(kReason, CommFailure::Aborted);
-  without_memory([&] { other.tell(error); });
+  without_memory([&] { other.report(error); });
   const auto told = host.listen(std::chrono::seconds(5));
   ASSERT_TRUE(told);
   EXPECT_EQ(told->what(), kReason);

@@ -58,7 +58,7 @@ def bytes_are_the_plans(group, rows: int) -> None:
     assert sent("reduces") - reduces == size * (plan.report.num_stages - 1)
 
 
-def window_is_told(group, rows: int) -> None:
+def window_is_reported(group, rows: int) -> None:
     """What a large layer takes outside of torch, beyond a small one, is what its plan says. Windows
     of a group never shrink, so the group is one that nothing else ran on.
     """

@@ -348,7 +348,7 @@ def test_mistakes_of_the_first_hour_name_a_next_step():
 
 
 def test_a_long_question_of_pairs_is_told(monkeypatch, caplog):
-    monkeypatch.setattr("magi_attention.masks._dense._SECONDS_UNTOLD", 0.0)
+    monkeypatch.setattr("magi_attention.masks._dense._SECONDS_SILENT", 0.0)
     monkeypatch.setattr("magi_attention.masks._dense._STRIP_PAIRS", 8)
     masks.from_mask_mod(lambda b, h, q, k: q >= k, 4, 4)
     assert "asked for 2 of 4 rows" in caplog.text and "from_intervals" in caplog.text

@@ -77,7 +77,7 @@ def test_gpu_kernels():
     assert build.has_gpu_kernels() == bool(architectures)
 
 
-def told_to_a_person(backend: str) -> tuple[int, list[str]]:
+def printed_to_a_person(backend: str) -> tuple[int, list[str]]:
     command = [sys.executable, "-m", "magi_attention"]
     environment = os.environ | {"MAGI_ATTENTION_KERNEL_BACKEND": backend}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -85,7 +85,7 @@ def told_to_a_person(backend: str) -> tuple[int, list[str]]:
 
 
 def test_lines_for_a_person():
-    status, lines = told_to_a_person("sdpa")
+    status, lines = printed_to_a_person("sdpa")
     kernels = ", ".join(build.gpu_architectures()) or "none"
     assert status == 0
     assert lines[0].startswith(f"magi_attention 1.1.1, libmagi {version()}")
@@ -98,7 +98,7 @@ def test_a_backend_that_does_not_serve_this_machine_is_told():
     rows = {row.values[0]: row for row in backends.table()}
     missing = [value for value, row in rows.items() if not row.devices]
     for value in missing[:1]:
-        status, lines = told_to_a_person(value)
+        status, lines = printed_to_a_person(value)
         assert status == 1 and lines[-1].startswith(f"backend is {value}, but {rows[value].reason}")
 
 

@@ -111,7 +111,7 @@ def test_windows_are_as_large_as_plans_say(some_ranks, kind):
     if kind[2] != "nvlink":
         pytest.skip("not run: NCCL has no windows")
     ranks, size = some_ranks
-    ranks.run(size, cases.window_is_told, 65536)
+    ranks.run(size, cases.window_is_reported, 65536)
 
 
 @pytest.mark.parametrize("seed", range(2))

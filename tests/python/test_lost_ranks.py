@@ -77,7 +77,7 @@ def _call(bound) -> None:
     bound.calc_attn(*(torch.ones(bound.local_rows, heads, 8) for heads in (2, 1, 1)))
 
 
-def _tell(when: str, call) -> None:
+def _print_outcome(when: str, call) -> None:
     begin, text = time.monotonic(), "ran"
     try:
         call()
@@ -102,20 +102,20 @@ def _run() -> None:
         _call(bound)
         dist.barrier(group)
     time.sleep(1.2 * (rank == 1))
-    _tell("late", lambda: _call(_bound(groups[0], 96)))
+    _print_outcome("late", lambda: _call(_bound(groups[0], 96)))
     dist.barrier(groups[0])
     if rank == 3:
         os._exit(0)
-    _tell(LOST[0], lambda: _call(bounds[0]))
+    _print_outcome(LOST[0], lambda: _call(bounds[0]))
     dist.barrier(groups[1])
     if rank == 2:
         os._exit(0)
-    _tell(LOST[1], lambda: _call(_bound(groups[1], 96)))
+    _print_outcome(LOST[1], lambda: _call(_bound(groups[1], 96)))
     dist.barrier(groups[2])
     if rank == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
-    _tell(LOST[2], lambda: _call(bounds[2]))
-    _tell(LOST[3], lambda: _call(_bound(groups[2], 96)))
+    _print_outcome(LOST[2], lambda: _call(bounds[2]))
+    _print_outcome(LOST[3], lambda: _call(_bound(groups[2], 96)))
     os.kill(processes[0], signal.SIGKILL)
     os._exit(0)
 

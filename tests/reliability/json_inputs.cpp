@@ -22,7 +22,7 @@ std::string input_at_hand;
 std::int64_t num_accepted = 0;
 std::int64_t num_run = 0;
 
-void tell_input() { std::cerr << "input: " << input_at_hand << std::endl; }
+void print_input() { std::cerr << "input: " << input_at_hand << std::endl; }
 
 std::size_t place_in(RandomStream& random, const std::string& text) {
   return static_cast<std::size_t>(random.between(0, static_cast<std::int32_t>(text.size()) - 1));
@@ -212,7 +212,7 @@ int run(const CaseFlags& flags) {
     const cli::Findings findings = run_input(flags.seed, index);
     if (findings.empty()) continue;
     std::cerr << "input " << index << " of seed " << flags.seed << ": " << findings[0] << '\n';
-    tell_input();
+    print_input();
     return 1;
   }
   std::cout << flags.cases << " inputs, " << num_accepted << " accepted, " << num_run << " run\n";
@@ -224,7 +224,7 @@ int run(const CaseFlags& flags) {
 
 int main(int argc, char** argv) {
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_set_death_callback(magi::testing::tell_input);
+  __sanitizer_set_death_callback(magi::testing::print_input);
 #endif
   return magi::testing::run(magi::testing::read_case_flags(argc, argv, 8000));
 }

@@ -127,38 +127,39 @@ std::vector<std::string> errors_of(Transport transport, Pass pass, const Change&
 
 class OtherOptions : public ::testing::TestWithParam<Transport> {
  protected:
-  static void expect_told(Pass pass, const std::string& name, const Change& change,
-                          WorkMode work = WorkMode::Keys) {
+  static void expect_reported(Pass pass, const std::string& name, const Change& change,
+                              WorkMode work = WorkMode::Keys) {
     SCOPED_TRACE(name);
     for (const std::string& error : errors_of(GetParam(), pass, change, work)) {
       EXPECT_THAT(error, AllOf(HasSubstr("calls with other options than rank"), HasSubstr("rank 1"),
                                HasSubstr(": " + name + "; in stage")));
     }
   }
-  static void expect_told(const std::string& name, const Change& change) {
-    expect_told(Pass::Forward, name, change);
-    expect_told(Pass::Backward, name, change);
+  static void expect_reported(const std::string& name, const Change& change) {
+    expect_reported(Pass::Forward, name, change);
+    expect_reported(Pass::Backward, name, change);
   }
 };
 
 TEST_P(OtherOptions, AreNamedInBothPasses) {
-  expect_told("softmax_scale", [](Call& call) { call.inputs.params.softmax_scale = 0.5; });
-  expect_told("softcap", [](Call& call) { call.inputs.params.softcap = 20.0; });
-  expect_told("sink", [](Call& call) { call.inputs.sink = call.sink; });
-  expect_told("sink", [](Call& call) {
+  expect_reported("softmax_scale", [](Call& call) { call.inputs.params.softmax_scale = 0.5; });
+  expect_reported("softcap", [](Call& call) { call.inputs.params.softcap = 20.0; });
+  expect_reported("sink", [](Call& call) { call.inputs.sink = call.sink; });
+  expect_reported("sink", [](Call& call) {
     call.inputs.sink = call.row_sink;
     call.inputs.params.sink_layout = SinkLayout::RowSinkHead;
   });
-  expect_told("type of q", [](Call& call) { call.widen(); });
-  expect_told("are_partials_rounded", [](Call& call) { call.options.are_partials_rounded = true; });
+  expect_reported("type of q", [](Call& call) { call.widen(); });
+  expect_reported("are_partials_rounded",
+                  [](Call& call) { call.options.are_partials_rounded = true; });
 }
 
 TEST_P(OtherOptions, OfOnePassAreNamedThere) {
-  expect_told(Pass::Forward, "max_logits",
-              [](Call& call) { call.result.max_logits = call.max_logits; });
-  expect_told(Pass::Backward, "is_fast_backward",
-              [](Call& call) { call.inputs.is_fast_backward = true; });
-  expect_told(
+  expect_reported(Pass::Forward, "max_logits",
+                  [](Call& call) { call.result.max_logits = call.max_logits; });
+  expect_reported(Pass::Backward, "is_fast_backward",
+                  [](Call& call) { call.inputs.is_fast_backward = true; });
+  expect_reported(
       Pass::Backward, "dlse", [](Call& call) { call.output_gradients.dlse = call.dlse; },
       WorkMode::Queries);
 }
@@ -239,8 +240,8 @@ struct RowCall {
 using RowChange = std::function<void(RowCall&)>;
 
 /// All ranks are told where `change` is made on rank 1 alone; `text` is what they are told.
-void expect_rows_told(Transport transport, const std::string& text, RowCall call,
-                      const RowChange& change) {
+void expect_rows_reported(Transport transport, const std::string& text, RowCall call,
+                          const RowChange& change) {
   SCOPED_TRACE(text);
   run_over(transport, 3, [&](Communicator& group) {
     RowCall own = call;
@@ -258,16 +259,16 @@ TEST_P(OtherOptions, OfCallsWithoutAttentionAreNamed) {
   using Function = RowCall::Function;
   for (const Function function : {Function::Undispatch, Function::SumOfRows, Function::Roll}) {
     const RowCall call{.function = function};
-    expect_rows_told(GetParam(), "plan 0x", call,
-                     [](RowCall& odd) { odd.chunk_rank = {0, 2, 1, 2, 1, 0}; });
-    expect_rows_told(GetParam(), ": shape of the sequence; in stage 0", call,
-                     [](RowCall& odd) { odd.width = 4; });
-    expect_rows_told(GetParam(), ": shape of the sequence; in stage 0", call,
-                     [](RowCall& odd) { odd.num_rows = 23; });
+    expect_rows_reported(GetParam(), "plan 0x", call,
+                         [](RowCall& odd) { odd.chunk_rank = {0, 2, 1, 2, 1, 0}; });
+    expect_rows_reported(GetParam(), ": shape of the sequence; in stage 0", call,
+                         [](RowCall& odd) { odd.width = 4; });
+    expect_rows_reported(GetParam(), ": shape of the sequence; in stage 0", call,
+                         [](RowCall& odd) { odd.num_rows = 23; });
   }
-  expect_rows_told(GetParam(), ": shift; in stage 0", {}, [](RowCall& odd) { odd.shift = 6; });
-  expect_rows_told(GetParam(), "function; in stage 0", {.function = Function::Undispatch},
-                   [](RowCall& odd) { odd.function = Function::Roll; });
+  expect_rows_reported(GetParam(), ": shift; in stage 0", {}, [](RowCall& odd) { odd.shift = 6; });
+  expect_rows_reported(GetParam(), "function; in stage 0", {.function = Function::Undispatch},
+                       [](RowCall& odd) { odd.function = Function::Roll; });
 }
 
 TEST_P(OtherOptions, OfShiftsThatLeadToTheSameRowsAreEqual) {

@@ -142,10 +142,10 @@ def _other_library(path: str, error: AttributeError) -> str:
     return f"{path} is not this package's libmagi: {error}"
 
 
-def _tell_types(
+def _set_types(
     library: ctypes.CDLL, prototypes: dict[str, str], void_prototypes: dict[str, str]
 ) -> None:
-    """Tells ctypes the types of functions; AttributeError for one that is missing."""
+    """Sets the types of functions for ctypes; AttributeError for one that is missing."""
     for table, result in ((prototypes, ctypes.c_int32), (void_prototypes, None)):
         for name, letters in table.items():
             function = getattr(library, name)
@@ -154,8 +154,8 @@ def _tell_types(
 
 
 def _describe(library: ctypes.CDLL) -> None:
-    """Tells ctypes the types of the functions that every program calls."""
-    _tell_types(library, _PROTOTYPES, _VOID_PROTOTYPES)
+    """Sets the types of the functions that every program calls."""
+    _set_types(library, _PROTOTYPES, _VOID_PROTOTYPES)
     for name in ("magi_last_error_message", "magi_version", "magi_gpu_architectures"):
         getattr(library, name).restype = ctypes.c_char_p
     library.magi_communicator_backend.argtypes = [ctypes.c_void_p]
@@ -244,7 +244,7 @@ def address_of(name: str) -> int:
 def describe(prototypes: dict[str, str], void_prototypes: dict[str, str]) -> None:
     """Tells ctypes the types of further functions; ImportError for one that is missing."""
     try:
-        _tell_types(lib, prototypes, void_prototypes)
+        _set_types(lib, prototypes, void_prototypes)
     except AttributeError as error:
         raise ImportError(_other_library(library_file(), error)) from None
 

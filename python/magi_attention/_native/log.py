@@ -15,12 +15,12 @@ _SINK = CFUNCTYPE(None, c_void_p, c_int32, c_char_p, c_char_p)
 _followed: int | None = None
 
 
-def _tell(context: int | None, level: int, module: bytes, text: bytes) -> None:
+def _log_line(context: int | None, level: int, module: bytes, text: bytes) -> None:
     name = "magi_attention." + module.decode(errors="replace")
     logging.getLogger(name).log(_LEVELS[level], "%s", text.decode(errors="replace"))
 
 
-_sink = _SINK(_tell)
+_sink = _SINK(_log_line)
 
 
 def follow(level: int) -> None:

@@ -80,7 +80,7 @@ class FirstCalls:
         self._num_calls += 1
         self.later.withdraw()
         while True:
-            self._leave_told_round()
+            self._leave_refused_round()
             entry = {"given": given, "begun": self._num_begun}
             self._store.set(self._key(self._rank), json.dumps(entry))
             if self._rank == 0:
@@ -117,7 +117,7 @@ class FirstCalls:
     def refuse(self, error: Exception) -> None:
         """Tells the other ranks, now or when they come, that this one raises error."""
         self._num_calls += 1
-        self._leave_told_round()
+        self._leave_refused_round()
         text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_TEXT]
         self._has_refused = True
         if self._rank == 0:
@@ -155,7 +155,7 @@ class FirstCalls:
                 raise CommError(text, CommError.TIMEOUT)
             time.sleep(_POLL_SECONDS)
 
-    def _leave_told_round(self) -> None:
+    def _leave_refused_round(self) -> None:
         """Goes on to the next round where the others know of this rank's refusal in this one."""
         if not self._has_refused:
             return

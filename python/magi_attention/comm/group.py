@@ -78,19 +78,19 @@ _GROUPS_KEPT = 16
 _communicators = LruCache(_GROUPS_KEPT)
 # Windows of GPU memory and communicators of NCCL are shared by all plans of a group.
 _shared = LruCache(_GROUPS_KEPT)
-_told = LruCache(_GROUPS_KEPT)  # groups of which the log has told, with why they have no nvlink
+_logged = LruCache(_GROUPS_KEPT)  # groups whose transport is logged, and why it is no faster one
 _START_TIMEOUT = datetime.timedelta(seconds=100)
 
 
 def _clear() -> None:
     _communicators.clear()
     _shared.clear()
-    _told.clear()
+    _logged.clear()
 
 
 def _forget(group: dist.ProcessGroup) -> None:
     _communicators.pop(group, None)
-    _told.pop(group, None)
+    _logged.pop(group, None)
     for key in [key for key in _shared if key[1] is group]:
         del _shared[key]
 
@@ -136,7 +136,7 @@ def make_communicator(
     wants_nvlink = choice == "nvlink" or (choice == "auto" and supplied.moves_device_memory)
     if missing or not wants_nvlink:
         asked = f"transport is {choice!r}" if choice != "auto" else ""
-        _tell_of_group(cp_group, asked or missing or "its group has no nccl")
+        _log_group(cp_group, asked or missing or "its group has no nccl")
         return Communicator.over(supplied)
     return _shared_one(
         "nvlink",
@@ -201,17 +201,17 @@ def _over_nvlink(
         if choice == "nvlink":
             raise
         level = logging.INFO if _OTHER_HOST in str(error) else logging.WARNING
-        _tell_of_group(group, str(error), level)
+        _log_group(group, str(error), level)
         return base
 
 
-def _tell_of_group(group: dist.ProcessGroup, reason: str, level: int = logging.INFO) -> None:
-    """Tells once that torch's collectives carry a group's rows, and why nothing faster does. A
+def _log_group(group: dist.ProcessGroup, reason: str, level: int = logging.INFO) -> None:
+    """Logs once that torch's collectives carry a group's rows, and why nothing faster does. A
     warning comes from rank 0 alone, as all ranks have the same reason.
     """
-    if _told.get(group) == reason:
+    if _logged.get(group) == reason:
         return
-    _told[group] = reason
+    _logged[group] = reason
     rank = dist.get_rank(group)
     _log.log(
         level if rank == 0 else logging.INFO,

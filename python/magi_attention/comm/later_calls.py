@@ -26,7 +26,7 @@ class LaterCalls:
         self._num_begun = 0
         self._num_refusals, self._num_refusals_before = 0, 0  # since an attention began; until it
         self._waits: tuple[str | None, int] = None, 0  # transport and exchange last waited for
-        self._told: dict[int, tuple[int, int]] = {}  # refusals told of by refusal_before_begin
+        self._reported: dict[int, tuple[int, int]] = {}  # by refusal_before_begin
 
     def agreed(self, name: str) -> None:
         """The ranks have agreed on a name that no other group has; the first one names the
@@ -62,9 +62,9 @@ class LaterCalls:
             self._store.set(self._refusal_key(self._rank), "{}")
 
     def still_refuses(self, rank: int) -> bool:
-        """Whether a rank has not called again since refusal_before_begin told of it."""
+        """Whether a rank has not called again since refusal_before_begin returned its refusal."""
         entry = self._entry(rank)
-        return (entry.get("next"), entry.get("count")) == self._told.get(rank)
+        return (entry.get("next"), entry.get("count")) == self._reported.get(rank)
 
     def _entry(self, rank: int) -> dict:
         key = self._refusal_key(rank)
@@ -80,9 +80,9 @@ class LaterCalls:
         if entry.get("next") != self._num_begun + 1 or entry["count"] <= self._num_refusals:
             return None
         refusal = entry["next"], entry["count"]
-        if self._told.get(rank) == refusal:
+        if self._reported.get(rank) == refusal:
             return None
-        self._told[rank] = refusal
+        self._reported[rank] = refusal
         return entry["text"]
 
     def abort(self, transport: str, reason: str) -> None:

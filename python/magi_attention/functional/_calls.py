@@ -101,7 +101,7 @@ def refusal() -> Callable[[Exception], None] | None:
     return None if torch.compiler.is_compiling() else _refusal.get()
 
 
-class _ToldCall:
+class _ReportingCall:
     """A call of attention of which other ranks wait for the backward."""
 
     def __init__(self, call, refuse: Callable[[Exception], None]) -> None:
@@ -146,7 +146,7 @@ def run(q, k, v, sink, call, sink_reducer) -> tuple[torch.Tensor, AttnForwardMet
     the gradient of a shared sink over ranks, or None.
     """
     if (refuse := _refusal.get()) is not None:
-        call = _ToldCall(call, refuse)
+        call = _ReportingCall(call, refuse)
     if not torch.is_grad_enabled():
         out, lse, max_logits = kept(call.forward, q, k, v, sink)
     elif sink is None and not call.with_max_logits:
@@ -175,7 +175,7 @@ class EagerAttention(torch.autograd.Function):
             if dlse is not None or not _is_usual(dout):
                 dout, dlse = _row_major(out, dout, dlse)
         except Exception as error:
-            _tell(ctx.call, error)
+            _report(ctx.call, error)
             raise
         return ctx.call.backward(dout, dlse, q, k, v, out, lse, None)  # the last one is no gradient
 
@@ -200,7 +200,7 @@ class EagerSinkAttention(torch.autograd.Function):
             if dlse is not None or not _is_usual(dout):
                 dout, dlse = _row_major(saved[3], dout, dlse)
         except Exception as error:
-            _tell(ctx.call, error)
+            _report(ctx.call, error)
             raise
         dq, dk, dv, dsink = ctx.call.backward(dout, dlse, *saved)
         if dsink is not None and ctx.sink_reducer is not None:
@@ -208,9 +208,9 @@ class EagerSinkAttention(torch.autograd.Function):
         return dq, dk, dv, dsink, None, None
 
 
-def _tell(call, error: Exception) -> None:
-    """Tells other ranks of an error of the backward; calls under masks of devices have none."""
-    if isinstance(call, (Call, NamedCall, _ToldCall)):
+def _report(call, error: Exception) -> None:
+    """Reports an error of the backward to other ranks; calls with device masks have none."""
+    if isinstance(call, (Call, NamedCall, _ReportingCall)):
         call.refuse(error)
 
 

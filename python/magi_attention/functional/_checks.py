@@ -60,8 +60,8 @@ def check_type(name: str, tensor: torch.Tensor, dtype: torch.dtype, allowed: str
         raise TypeError(f"{name} is a {type(tensor).__name__}; allowed: {allowed}")
     if tensor.dtype != dtype:
         names = str(dtype).removeprefix("torch.")
-        is_told = allowed and torch.bool not in (dtype, tensor.dtype)  # bools are no lists
-        step = f"; try: {name}.to(torch.{names})" if is_told else ""
+        is_shown = allowed and torch.bool not in (dtype, tensor.dtype)  # bools are no lists
+        step = f"; try: {name}.to(torch.{names})" if is_shown else ""
         raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: {names}{step}")
 
 

@@ -32,7 +32,7 @@ def kept(function: Callable, *arguments: Any) -> Any:
 
 
 class _Context:
-    """What calls go through inside of `with`."""
+    """A context that handles calls inside of its `with`."""
 
     outer: _Context | None = None
 

@@ -87,8 +87,8 @@ class LatentAttention:
         return self._calls[num_rows]
 
     def groups(self, q, rows, weight, shape: LatentShape, options: Options):
-        """Of each group of heads: its query heads and rows of weight, as slices, q, k and v of
-        these, and the call.
+        """Yields for each group of heads: its query heads and rows of weight, as slices, its q, k
+        and v, and the call.
         """
         ratio, width = q.shape[1] // shape.heads, shape.nope + shape.value
         latent, rope = rows.split((shape.latent, shape.rope), 1)

@@ -77,8 +77,8 @@ def price_latents(
 
 
 def _exchange_seconds(keys: PlanHandle, rank: int, node: int, row_bytes: int, cost: dict) -> float:
-    """What a rank takes to get its rows and give others theirs; ranks of a node have other links
-    than those of several, and both work at a time.
+    """The seconds in which a rank receives its rows and sends those of others. Links inside a node
+    and between nodes work at the same time.
     """
     report = keys.report()
     size, width = report.num_ranks, 2 * report.head_dim_qk * 2  # k and v of one head, 2 bytes each

@@ -93,7 +93,7 @@ class _DealtStream(IterableDataset):
 
 
 def options_of(loader: DataLoader) -> dict[str, Any]:
-    """What a loader that takes another's place has of it."""
+    """The options that a loader takes over from the one that it replaces."""
     names = ("collate_fn", "num_workers", "pin_memory", "timeout")
     return {name: getattr(loader, name) for name in names}
 

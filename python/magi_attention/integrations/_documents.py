@@ -68,7 +68,7 @@ def lengths_of(name: str, given: Any, rows: int) -> list[int]:
     """Rows of every document by bounds or lengths, which entries below 0 pad. ValueError, by name,
     where they do not add up to rows.
     """
-    lengths = _lengths_told(name, given)
+    lengths = _document_lengths(name, given)
     if int(lengths.sum()) != rows:
         raise ValueError(
             f"{name} has documents of {int(lengths.sum())} rows; allowed: {rows}, those of "
@@ -77,7 +77,7 @@ def lengths_of(name: str, given: Any, rows: int) -> list[int]:
     return lengths.tolist()
 
 
-def _lengths_told(name: str, given: Any) -> torch.Tensor:
+def _document_lengths(name: str, given: Any) -> torch.Tensor:
     """int64 [documents]. ValueError for bounds that do not grow from 0."""
     values = as_tensor(given).reshape(-1).cpu().to(torch.int64)
     if not name.startswith("cu_"):
@@ -98,13 +98,13 @@ def find_documents(
     documents is real. ValueError, by name, where two of them differ, and for rows hidden inside of
     a document.
     """
-    told = dict(_numbers_told(given, rows, keeps_padding))
+    stated = dict(_numbers_by_name(given, rows, keeps_padding))
     real = torch.ones(rows, dtype=torch.bool, device="cpu")
-    for numbers in told.values():
+    for numbers in stated.values():
         real &= numbers >= 0
     places = real.nonzero().view(-1)
     borders, by = None, ""
-    for name, numbers in told.items():
+    for name, numbers in stated.items():
         numbers = numbers[places]
         if name == "attention_mask" and not (numbers > 0).any():
             continue  # which says what is real, and no more
@@ -149,7 +149,7 @@ def _refuse_other_borders(
     )
 
 
-def _numbers_told(
+def _numbers_by_name(
     given: Mapping[str, Any], rows: int, keeps_padding: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Returns by the name of what says it, for each row, the number of its document, below 0 for
@@ -177,7 +177,7 @@ def _numbers_told(
 
 
 def _real_lengths(name: str, given: Any, padded: torch.Tensor) -> torch.Tensor:
-    lengths = _lengths_told(name, given)
+    lengths = _document_lengths(name, given)
     if len(lengths) != len(padded) or (lengths > padded).any():
         raise ValueError(
             f"{name} has documents of {lengths.tolist()} rows; allowed: as many as {name}_padded "

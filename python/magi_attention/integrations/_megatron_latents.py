@@ -75,7 +75,7 @@ class _LatentsOfPlans:
 
 
 class _NoProjection:
-    """In place of a projection of latents: zeros that take no memory; latent: what it was given."""
+    """Replaces a projection of latents. Returns zeros that take no memory; latent: its input."""
 
     def __init__(self, module: MultiLatentAttention) -> None:
         config = module.config
@@ -100,7 +100,7 @@ def _set(module: torch.nn.Module, **values: Any) -> Iterator[None]:
 
 
 def _normed(up: Any, latent: torch.Tensor, config: Any) -> torch.Tensor:
-    """What a projection multiplies with its weight: Transformer Engine's may have the norm."""
+    """The factor of a projection's weight: Transformer Engine's projection may include the norm."""
     weight = getattr(up, "layer_norm_weight", None)
     if weight is None:
         return latent

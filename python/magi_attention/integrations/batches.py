@@ -158,7 +158,7 @@ class MagiBatchCollator(MagiCollator):
         tensors = rows.tensors(self.pad_id, self._first_position, weights)
         ids, labels, positions, row_weights = tensors
         found = rows_of_rank(first, ids, labels, positions, self.model)
-        self._tell(first, len(rows.lengths))
+        self._log_ranks(first, len(rows.lengths))
         if self.average is not None:
             found["loss_weights"] = first.dispatch(row_weights.roll(-1)).unsqueeze(0)
         return {**found, PLAN_KEYWORD: plans if len(plans) > 1 else first}

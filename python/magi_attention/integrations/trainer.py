@@ -191,7 +191,7 @@ class MagiCollator:
                 raise ValueError(f"cp_size is {cp_size} beside cp_group; allowed: one of them")
             cp_group = group_of_neighbours(cp_size)
         refuse_lone_process(cp_group)
-        self._is_told = False
+        self._is_logged = False
         self.model = model_behind(model)
         check_model(self.model)
         self.cp_group, self.config = cp_group, config
@@ -217,7 +217,7 @@ class MagiCollator:
         ids, labels, positions, seqlens = self._packed(samples, lengths)
         plans = plans_of_documents(self.model, seqlens, self.cp_group, self.config)
         first = next(iter(plans.values())) if isinstance(plans, Mapping) else plans
-        self._tell(first, len(lengths))
+        self._log_ranks(first, len(lengths))
         arguments = rows_of_rank(first, ids, labels, positions, self.model)
         return {**arguments, PLAN_KEYWORD: plans}
 
@@ -236,20 +236,20 @@ class MagiCollator:
         """
         return deal(loader, self.cp_group, self.is_same_on_ranks)
 
-    def _tell(self, plan: AnyPlan, num_documents: int) -> None:
-        """Tells once, on the first rank of all, how ranks share the first sequence. A warning, as
-        programs show no other lines unless told to.
+    def _log_ranks(self, plan: AnyPlan, num_documents: int) -> None:
+        """Logs once, on the first rank of all, how ranks share the first sequence. A warning, as
+        programs show no other lines by default.
         """
         ranks = size_of(self.cp_group)
-        if self._is_told or ranks == 1:
+        if self._is_logged or ranks == 1:
             return
-        self._is_told = True
+        self._is_logged = True
         bound = bound_of(plan)  # on all ranks, as one that failed alone would keep others waiting
-        told = bound.local_rows, bound.plan.report.balance, num_documents
+        values = bound.local_rows, bound.plan.report.balance, num_documents
         if dist.get_rank() == 0:
             _log.warning(
                 "context parallel over %d of %d ranks: %d rows each, balance %.3f, "
-                "documents in the first sequence: %d", ranks, num_processes(), *told,
+                "documents in the first sequence: %d", ranks, num_processes(), *values,
             )  # fmt: skip
 
     def _packed(self, samples, lengths: list[int]):

@@ -8,7 +8,7 @@ import torch
 from magi_attention._native.handles import MaskHandle
 from magi_attention.common._arguments import MAX_ROWS, TRY, as_bool, check_int
 from magi_attention.common._block_ranges import Blocks, folded_ranges, runs_of_mask
-from magi_attention.masks._mask import Mask, check_mask, check_told, compact
+from magi_attention.masks._mask import Mask, check_form, check_mask, compact
 
 
 def from_blocks(
@@ -78,6 +78,6 @@ def to_blocks(
     if blocks.num_k:
         keys -= visible[:, -1] * (blocks.num_k * size_k - mask.rows_k)
     if int((rows * keys).sum()) != mask.area:
-        told = from_blocks(visible, size_q, size_k, mask.rows_q, mask.rows_k)
-        check_told(mask, told, f"blocks of {size_q} x {size_k}")
+        expressed = from_blocks(visible, size_q, size_k, mask.rows_q, mask.rows_k)
+        check_form(mask, expressed, f"blocks of {size_q} x {size_k}")
     return visible

@@ -19,7 +19,7 @@ from magi_attention.masks._mask import Mask, check_mask, from_intervals, padded_
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 _log = logging.getLogger("magi_attention")
-_SECONDS_UNTOLD = 2.0
+_SECONDS_SILENT = 2.0
 _STRIP_PAIRS = 1 << 24  # that a mask_mod is asked for at once
 
 
@@ -101,10 +101,10 @@ def from_mask_mod(
     strip = max(1, _STRIP_PAIRS // max(rows_k, 1))
     device = _asked_device()
     keys = torch.arange(rows_k, device=device)
-    parts, told = [], time.monotonic()
+    parts, logged = [], time.monotonic()
     for begin in range(0, rows_q, strip):
-        if time.monotonic() - told > _SECONDS_UNTOLD:
-            told = time.monotonic()
+        if time.monotonic() - logged > _SECONDS_SILENT:
+            logged = time.monotonic()
             _log.warning(
                 "from_mask_mod has asked for %d of %d rows, %d keys each; try: from_intervals or "
                 "from_block_mask, which ask for few pairs", begin, rows_q, rows_k,

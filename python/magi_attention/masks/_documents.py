@@ -18,7 +18,7 @@ from magi_attention.common._arguments import (
     trying,
     without_padding,
 )
-from magi_attention.masks._mask import Mask, check_square, check_told, padded_runs, to_ints
+from magi_attention.masks._mask import Mask, check_form, check_square, padded_runs, to_ints
 
 Bounds = Any  # a tensor or a sequence of ints
 
@@ -68,7 +68,7 @@ def to_cu_seqlens(
     left, right = check_window(window_size)
     starts = _document_starts(mask, (left, 0 if causal else right)).nonzero().view(-1)
     found = torch.nn.functional.pad(starts, (0, 1), value=rows).int()
-    check_told(mask, from_cu_seqlens(found, causal=causal, window_size=window_size), "cu_seqlens")
+    check_form(mask, from_cu_seqlens(found, causal=causal, window_size=window_size), "cu_seqlens")
     return found
 
 
@@ -132,7 +132,7 @@ def to_document_ids(mask: Mask, *, causal: bool = True) -> torch.Tensor:
         if runs.shape[1]
         else torch.full((rows,), -1, dtype=torch.int32, device="cpu")
     )
-    check_told(mask, from_document_ids(ids, causal=causal, padding_id=-1), "document ids")
+    check_form(mask, from_document_ids(ids, causal=causal, padding_id=-1), "document ids")
     return ids
 
 
@@ -150,7 +150,7 @@ def to_window(mask: Mask) -> tuple[int, int]:
     """
     rows = check_square(mask, "a window")
     left, right = mask.handle.reach()
-    check_told(mask, from_window(rows, left, right), "a window")
+    check_form(mask, from_window(rows, left, right), "a window")
     return left, right
 
 
@@ -178,7 +178,7 @@ def to_prefix_lm(mask: Mask) -> tuple[torch.Tensor, torch.Tensor]:
         bounds = bounds[:0].new_zeros(1)
     seen = padded_runs(mask, mask.rows_k)[starts, 0, 1] if rows else starts
     prefixes = torch.where(seen - starts > 1, seen - starts, 0).int()
-    check_told(mask, from_prefix_lm(bounds, prefixes), "a prefix-LM")
+    check_form(mask, from_prefix_lm(bounds, prefixes), "a prefix-LM")
     return bounds, prefixes
 
 
@@ -217,7 +217,7 @@ def to_packed_seq_params(mask: Mask, *, causal: bool = True) -> dict[str, Any]:
     found: dict[str, Any] = {"qkv_format": "thd", "max_seqlen_q": longest, "max_seqlen_kv": longest}
     for side in ("q", "kv"):
         found[f"cu_seqlens_{side}"], found[f"cu_seqlens_{side}_padded"] = bounds, padded
-    check_told(
+    check_form(
         mask, from_packed_seq_params(SimpleNamespace(**found), causal=causal), "packed sequences"
     )
     return found

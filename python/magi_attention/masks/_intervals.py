@@ -12,8 +12,8 @@ from magi_attention.common._arguments import MAX_ROWS, as_bool, check_int
 from magi_attention.masks._mask import (
     Mask,
     as_integers,
+    check_form,
     check_mask,
-    check_told,
     keys_in_words,
     padded_runs,
     to_ints,
@@ -99,8 +99,8 @@ def to_flashmask(mask: Mask, *, causal: bool = True, num_bounds: int | None = No
     ends = torch.where(begins < rows, ends.gather(1, order), rows)
     pairs = torch.nn.functional.pad(torch.stack((begins, ends), -1), (0, 0, 0, 2), value=rows)
     found = _bounds_of(pairs, rows, causal, num_bounds)
-    told = from_flashmask(found, causal=causal, rows_q=rows)
-    check_told(mask, told, f"a FlashMask of {found.shape[-1]} bounds with causal={causal}")
+    expressed = from_flashmask(found, causal=causal, rows_q=rows)
+    check_form(mask, expressed, f"a FlashMask of {found.shape[-1]} bounds with causal={causal}")
     return found
 
 

@@ -262,9 +262,9 @@ def keys_in_words(mask: Mask, row: int) -> str:
     return f"keys {text}" + (f" and {len(shown) - 3} more runs" if len(shown) > 3 else "")
 
 
-def check_told(mask: Mask, told: Mask, form: str) -> None:
-    """ValueError that names the first row where `told`, what a form would say, is another mask."""
-    row = first_difference(mask, told)
+def check_form(mask: Mask, expressed: Mask, form: str) -> None:
+    """ValueError that names the first row where `expressed`, the mask in a form, differs."""
+    row = first_difference(mask, expressed)
     if row is not None:
         raise ValueError(
             f"row {row} sees {keys_in_words(mask, row)}, which {form} cannot tell beside the rows "

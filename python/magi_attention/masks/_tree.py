@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from magi_attention._native.handles import MaskHandle
-from magi_attention.masks._mask import Mask, check_square, check_told, padded_runs, to_ints
+from magi_attention.masks._mask import Mask, check_form, check_square, padded_runs, to_ints
 
 
 def from_tree(parents: Any, lengths: Any) -> Mask:
@@ -51,7 +51,7 @@ def to_tree(mask: Mask) -> tuple[torch.Tensor, torch.Tensor]:
     last = torch.where(begins[starts] < starts[:, None], ends[starts], 0)
     last = torch.minimum(last, starts[:, None]).amax(1) - 1 if runs.shape[1] else starts * 0 - 1
     parents = torch.where(last < 0, -1, torch.searchsorted(starts, last, right=True) - 1)
-    check_told(mask, from_tree(parents, lengths), "a tree")
+    check_form(mask, from_tree(parents, lengths), "a tree")
     return parents.int(), lengths.int()
 
 

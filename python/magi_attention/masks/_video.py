@@ -23,7 +23,7 @@ Window = Sequence[int | None] | str | None
 
 
 class _Video(NamedTuple):
-    """What all heads share: tokens and tokens of a tile along frames, height and width."""
+    """Values that all heads share; sizes and tile in tokens along frames, height and width."""
 
     sizes: tuple[int, int, int]
     tile: tuple[int, int, int]

@@ -151,7 +151,7 @@ std::optional<CommError> NcclWatch::inspect_flights() {
 void NcclWatch::end_group() {
   if (std::exchange(has_ended_, true)) return;
   const std::optional<CommError> failure = failure_.get();
-  alarms_->tell(*failure);
+  alarms_->report(*failure);
   try {
     if (failure->failure() == CommFailure::PeerDied) wait_for_last_flights();
   } catch (const CudaError&) {

@@ -153,7 +153,7 @@ void FailureChannel::wake() noexcept {
   static_cast<void>(!write(wake_.fd(), &one, sizeof(one)));
 }
 
-void FailureChannel::tell(const CommError& error) noexcept {
+void FailureChannel::report(const CommError& error) noexcept {
   send(static_cast<std::int32_t>(error.failure()),
        std::string_view(error.what()).substr(0, kMaxTextBytes));
 }

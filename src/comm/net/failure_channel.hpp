@@ -15,9 +15,9 @@
 
 namespace magi::comm {
 
-/// Connections that carry nothing but bad news: every rank holds one to rank 0, which passes on
-/// what it hears. A process that ends is noticed by its connection's end. For transports whose own
-/// ranks would wait for a dead one. After the set-up all calls but wake() come from one thread.
+/// Connections that carry only failures: every rank has one to rank 0, which forwards what it
+/// receives. If a process ends, its connection closes. For transports whose own ranks would wait
+/// for a dead one. After the set-up all calls but wake() come from one thread.
 class FailureChannel {
  public:
   /// The address at which rank 0 listens; the bootstrap carries it to the others.
@@ -46,13 +46,13 @@ class FailureChannel {
   /// Rank 0 takes in the ranks that have connected; is_connected [num_ranks]. Throws CommError.
   void accept(const std::vector<bool>& is_connected, Deadline deadline);
 
-  /// Waits for news, wake() or the limit. What another rank told, or that it ended.
+  /// Waits for a failure that another rank reports, the end of a rank, wake() or the limit.
   std::optional<CommError> listen(std::chrono::milliseconds limit);
   /// Ends a listen() of another thread.
   void wake() noexcept;
-  /// Tells everyone who is connected.
-  void tell(const CommError& error) noexcept;
-  /// Tells them that this rank goes, in order.
+  /// Reports a failure to all connected ranks.
+  void report(const CommError& error) noexcept;
+  /// Announces to them that this rank leaves in good order.
   void leave() noexcept;
 
  private:

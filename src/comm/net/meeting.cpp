@@ -200,14 +200,14 @@ class Meeting {
     const FrameHeader header{
         .failure = failure, .rank = rank_, .num_ranks = num_ranks_, .num_bytes = text.size()};
     const Deadline soon = Clock::now() + std::chrono::milliseconds(100);
-    const auto tell = [&](StreamSocket& socket) {
+    const auto report = [&](StreamSocket& socket) {
       if (!socket.is_open()) return;
       if (socket.send_value(header, soon) == StreamSocket::Result::Done) {
         socket.send_all(std::as_bytes(std::span(text.data(), text.size())), soon);
       }
     };
-    for (StreamSocket& socket : peers_) tell(socket);
-    tell(extra_);
+    for (StreamSocket& socket : peers_) report(socket);
+    report(extra_);
     close_all();
     throw_failure(failure, text);
   }

@@ -42,13 +42,13 @@ class NvlinkGroup final : public Communicator {
   std::unique_ptr<RowExchanger> make_exchanger(std::int32_t device,
                                                const DeviceAllocator& allocator,
                                                const ExchangerUse& use) override {
-    // A single move would have to ask all ranks for their rows first, which bytes need not.
+    // A single move would first have to gather all ranks' rows; moves of bytes need not.
     if (device == kCpuDevice || (!use.has_passes && base_->has_device_exchange())) return nullptr;
     check_device(device);
-    const auto tell = [this](ExchangeKind kind, std::span<const std::int64_t> bytes_to_peer) {
+    const auto count_move = [this](ExchangeKind kind, std::span<const std::int64_t> bytes_to_peer) {
       count(kind, bytes_to_peer);
     };
-    return make_peer_exchanger(link_, allocator, use.beside_sms, tell);
+    return make_peer_exchanger(link_, allocator, use.beside_sms, count_move);
   }
 
  protected:

@@ -37,39 +37,39 @@ class DeviceTasks {
   std::size_t count_ = 0;
 };
 
-/// Places at peers, with their tasks in device memory: of moves that most passes do not make they
-/// are made when one is prepared for.
+/// The places of a table's rows at peers, with tasks in device memory. Tasks for rare kinds of
+/// moves are made when such a move first needs them.
 struct PeerTables {
   PeerPlaces places;
   DeviceTasks to_rows;
   mutable std::optional<DeviceTasks> to_wire, to_owners;
-  mutable bool has_sections = false;  ///< casts bring the heads in those of arrival_chunks
+  mutable bool has_sections = false;  ///< casts arrive in arrival_chunks
 };
 
 namespace {
 
 constexpr std::int32_t kBlocksPerSm = 2;
-/// Each takes a multiprocessor from attention. With 24, rows arrive 4 % earlier at best, and
-/// attention loses up to 1.4 times as much.
+/// Blocks of a push beside attention; each takes a multiprocessor from it. With 24, rows arrive at
+/// best 4 % earlier, and attention loses up to 1.4 times as much.
 constexpr std::int32_t kBlocksBeside = 16;
 static_assert(kBlocksBeside <= kMostWaitingBlocks);
-/// Rows that leave, that come and that stay: some 10 us of a push.
+/// The bound of sent, of received and of own rows for a short push, which takes some 10 us.
 constexpr std::int64_t kMostShortBytes = 2 << 20;
-/// Sections let attention begin early, and cost it some balance: few, unless much is on its way.
+/// Arrival chunks let attention begin early, but cost it balance: few, unless many rows travel.
 constexpr std::int32_t kFewSections = 2;
 constexpr std::int64_t kLongRows = 8192;
 
 class PeerMove;
 
-/// The state that the moves of one exchanger share; they may outlive it.
+/// The state that the moves of one exchanger share. Moves may outlive the exchanger.
 struct PeerState {
   std::shared_ptr<PeerLink> link;
   std::shared_ptr<RowMemory> memory;
   CountMove count;
   std::int32_t num_blocks = 1;
-  std::shared_ptr<Stream> beside;        ///< where pushes run that attends run beside; may be null
-  std::optional<std::int64_t> partials;  ///< what place_partials took, for the next reduce
-  std::deque<PeerMove*> reduces;         ///< in start order, those that are not applied yet
+  std::shared_ptr<Stream> beside;        ///< stream of pushes beside attention; may be null
+  std::optional<std::int64_t> partials;  ///< memory of place_partials, for the next reduce
+  std::deque<PeerMove*> reduces;         ///< reduces in start order that are not applied yet
   std::int64_t largest_bytes = 0;
 };
 
@@ -80,14 +80,14 @@ std::shared_ptr<const PeerTables> make_tables(PeerPlaces places) {
   return tables;
 }
 
-/// The further inputs of a reduce, or of a cast to other memory than the window's.
+/// Returns the tasks of a reduce, or of a cast to memory outside the window.
 std::span<const PushTask> tasks_on_wire(const PeerTables& tables, bool is_reducing) {
   std::optional<DeviceTasks>& tasks = is_reducing ? tables.to_owners : tables.to_wire;
   if (!tasks) tasks.emplace(is_reducing ? owner_tasks(tables.places) : wire_tasks(tables.places));
   return tasks->get();
 }
 
-/// The exchange as each rank has it, asked of the ranks. Collective.
+/// Gathers each rank's side of the exchange. Collective.
 std::vector<RowExchange> gather_rows(Communicator& base, const RowExchange& own) {
   std::vector<PeerRows> records = own.owned;
   records.insert(records.end(), own.needed.begin(), own.needed.end());
@@ -103,8 +103,8 @@ std::vector<RowExchange> gather_rows(Communicator& base, const RowExchange& own)
   return all;
 }
 
-/// The places of a table's rows at the peers, found at the first call: by everyone() or, where that
-/// is empty, by asking the ranks, which is collective.
+/// Returns the places of a table's rows at the peers. The first call finds them, by everyone() or,
+/// if that is empty, by a collective gather.
 std::shared_ptr<const PeerTables> peer_tables(PeerLink& link, const RowTable& table,
                                               const EveryonesRows& everyone) {
   if (table.at_peers == nullptr) {
@@ -115,7 +115,7 @@ std::shared_ptr<const PeerTables> peer_tables(PeerLink& link, const RowTable& ta
   return table.at_peers;
 }
 
-/// Sections in which the rows of a table come, of so many heads.
+/// Returns the number of arrival chunks of a table's rows with so many heads.
 std::int32_t arrival_chunks(const PeerPlaces& places, std::int64_t num_heads) {
   const bool is_long = places.most_remote >= kLongRows;
   return static_cast<std::int32_t>(
@@ -126,21 +126,19 @@ std::int64_t most_partials(const RowTable& table, const PeerPlaces& places) {
   return table.most_partials.value_or(places.most_owned);
 }
 
-/// Whether a cast copies the rows that stay on the caller's stream, with all multiprocessors, as
-/// its push has few blocks.
+/// Whether a cast copies own rows on the caller's stream, as its push has few blocks.
 bool copies_own(const PeerState& state, const RowTable& table) {
   return state.beside != nullptr && !table.own.empty();
 }
 
-/// Bytes from the first row of tensors that lie side by side, of `row_bytes` in all, to the end of
-/// the last one; what lies between them is counted.
+/// Bytes from the first to the last row of neighbouring tensors, of `row_bytes` in all.
 std::int64_t rows_extent(const TensorView& first, std::int64_t row_bytes) {
   if (first.shape[0] == 0) return 0;
   const auto element = static_cast<std::int64_t>(dtype_bytes(first.dtype));
   return (first.shape[0] - 1) * first.stride[0] * element + row_bytes;
 }
 
-/// A push on a stream beside the caller's, which goes on behind it when it is joined.
+/// A push on a stream beside the caller's. After join, the caller's stream waits for it.
 class SidePush {
  public:
   explicit SidePush(std::shared_ptr<Stream> side) : side_(std::move(side)) {}
@@ -159,7 +157,7 @@ class SidePush {
 
 class PeerMove final : public PendingKeys {
  public:
-  /// `push`: how keys are pushed later; null: the rows leave at once.
+  /// `push`: options of a later push; null: the rows are sent at once.
   PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, const RowMove& move,
            const KeyPush* push, void* stream);
   ~PeerMove() override {
@@ -192,27 +190,26 @@ class PeerMove final : public PendingKeys {
   bool is_awaited_by_push() const override { return is_short_; }
 
  private:
-  /// A move outside of passes is one by itself.
+  /// The pass of a move that is outside of passes.
   PassStart own_pass(const RowMove& move) const;
   void enqueue(const RowTable& table, const RowMove& move);
-  /// Whether the tensors lie where the peers write.
+  /// Whether the tensors are at the addresses where peers write.
   bool is_placed() const;
-  /// Whether the push awaits what comes: it is so little that to compute beside it is not worth the
-  /// launches that this takes.
+  /// Whether the push awaits the incoming rows: these are so few that computing beside it costs
+  /// more in launches than it saves.
   bool is_short(const RowTable& table) const;
   void push_in_place(const RowMove& move);
   void push_to_wire(const RowTable& table, const RowMove& move);
-  /// `num_own`: of the tasks, the last ones.
+  /// `num_own`: the number of own tasks, which are the last ones.
   void set_push(const RowMove& move, std::span<const PushTask> tasks, std::int32_t num_own,
                 std::span<const DeviceRows> to);
   void launch(void* stream);
-  /// A graph that `stream` is captured into keeps what its nodes read.
+  /// Makes a graph that captures `stream` keep the memory that its nodes read.
   void keep_with_capture(void* stream) const;
-  /// The received rows go to memory of this move alone.
+  /// Allocates memory for this move's received rows, outside the window.
   void leave_window(const RowTable& table);
   void await_rows(void* stream);
-  /// Sums that are rounded as their parts come, by the kernel that awaits them; false where that
-  /// cannot be.
+  /// Lets the kernel that awaits partials also add and round them. Returns false if it cannot.
   bool round_arriving(const Partials& partials, void* stream);
   void add_partials(void* stream);
   void finish(void* stream);
@@ -220,24 +217,24 @@ class PeerMove final : public PendingKeys {
   std::shared_ptr<PeerState> state_;
   PeerLink& link_;
   std::shared_ptr<const PeerTables> tables_;
-  std::shared_ptr<const void> on_device_;  ///< owns what tasks_ refer to
-  std::span<const PushTask> on_wire_;      ///< of rows that do not land in place
+  std::shared_ptr<const void> on_device_;  ///< owns the memory of tasks_
+  std::span<const PushTask> on_wire_;      ///< tasks of rows that do not arrive in place
   ExchangeKind kind_;
-  std::int64_t most_rows_;  ///< on the wire of the rank that receives most
+  std::int64_t most_rows_;  ///< the most rows on the wire of a receiving rank
   std::vector<TensorView> to_, rounded_;
   std::uint64_t wire_types_;
   std::int64_t row_bytes_;
   RowTasks tasks_;
-  void* start_;             ///< the stream it was started on
-  const bool is_deferred_;  ///< the rows leave when they are pushed
-  const KeyPush how_;       ///< then
+  void* start_;             ///< the stream on which the move was started
+  const bool is_deferred_;  ///< a later push sends the rows
+  const KeyPush how_;       ///< options of that push
   RowPush push_;
   bool is_sent_ = false;
-  bool is_written_ = false;            ///< the partials are at their owners already
-  bool is_short_ = false;              ///< the push awaits what comes
-  RowArrival arrival_;                 ///< what is still awaited
+  bool is_written_ = false;            ///< attention writes the partials to their owners
+  bool is_short_ = false;              ///< the push also awaits the incoming rows
+  RowArrival arrival_;                 ///< the rows that are still awaited
   std::byte* wire_ = nullptr;          ///< received rows that are not in place; own ones after them
-  std::shared_ptr<std::byte> buffer_;  ///< owns the wire where that is not in the window
+  std::shared_ptr<std::byte> buffer_;  ///< owns the wire if it is not in the window
   std::optional<SidePush> side_;
   bool is_done_ = false;
 };
@@ -258,7 +255,7 @@ PeerMove::PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, cons
       how_(push != nullptr ? *push : KeyPush{}) {
   const DeviceScope scope(link_.device());
   const bool is_on_wire = is_reduce(kind_) || !is_placed();
-  // Where attention runs beside the push, the push itself copies the rows that stay.
+  // If attention runs beside the push, the push itself copies own rows.
   if (is_on_wire || (!is_deferred_ && copies_own(*state_, table))) {
     tasks_ = state_->memory->tasks_of(table, stream);
     on_device_ = table.on_device[link_.device()];
@@ -376,9 +373,9 @@ void PeerMove::set_push(const RowMove& move, std::span<const PushTask> tasks, st
     push_.region[peer] = arrival_.areas[peer] = link_.area(peer);
   }
   arrival_.area_bytes = link_.area_bytes();
-  // Partials that a kernel has written: who awaits those of others tells them of these as well.
-  // Where they share a queue, who waits may be in front of who tells: a push tells then.
-  is_sent_ = arrival_.is_telling = is_written_ && !link_.is_sharing_gpu();
+  // A kernel has written the partials: the wait for those of others publishes these too. If ranks
+  // share a GPU's queue, that wait may block another rank's, so a push publishes them instead.
+  is_sent_ = arrival_.is_publishing = is_written_ && !link_.is_sharing_gpu();
   if (!is_deferred_ && !is_sent_) launch(start_);
 }
 
@@ -388,18 +385,18 @@ void PeerMove::launch(void* stream) {
   cudaStream_t queue = queue_of(stream);
   std::optional<PassBegin> begin = link_.take_begin();
   if (state_->beside != nullptr) {
-    // Attention finds the number of the pass on the caller's stream.
+    // Attention reads the number of the pass on the caller's stream.
     if (begin) launch_begin_pass(link_.view(), *std::exchange(begin, std::nullopt), queue);
     queue = side_.emplace(state_->beside).fork(queue);
   }
   const std::int32_t most = state_->num_blocks;
-  // Rows that leave have all of the few blocks beside attends where none stay, else half of them.
-  // The others are for rows that stay: one at the least, as there are two for each multiprocessor.
+  // Rows for peers get all of the few blocks beside attention if there are no own rows, else half
+  // of them. Own rows get the other half, at least one block, as a multiprocessor has two.
   const bool has_all = side_.has_value() && push_.num_own == 0;
   const std::int32_t share = has_all ? most : ceil_div(most, 2);
   const std::int32_t remote = how_.is_beside_attention ? std::min(share, kBlocksBeside) : share;
   PushBlocks blocks{.remote = remote, .own = most - remote};
-  // So few begin the pass by themselves.
+  // So few blocks begin the pass themselves.
   if (is_short_) blocks = {.remote = kBlocksBeside, .own = kMostWaitingBlocks - kBlocksBeside};
   launch_push(link_.view(), push_, blocks, begin, is_short_ ? &arrival_ : nullptr, queue);
   if (is_short_) arrival_.sources = 0;
@@ -419,7 +416,7 @@ void PeerMove::await_rows(void* stream) {
   push(stream);
   launch_await(link_.view(), arrival_, queue_of(stream));
   arrival_.sources = 0;
-  arrival_.is_telling = false;
+  arrival_.is_publishing = false;
   if (!side_) return;
   side_->join(queue_of(stream));
   side_.reset();

@@ -17,26 +17,26 @@ constexpr int kWarps = 16;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kLoadsAhead = 4;
 constexpr int kLinesPerPiece = 2 * kLoadsAhead;
-constexpr int kUnitsPerPiece = 32 * 2 * kLoadsAhead;  ///< of a task that one warp copies at a time
+constexpr int kUnitsPerPiece = 32 * 2 * kLoadsAhead;  ///< units that a warp copies at once
 
-/// Writes down a rank's pass, before its peers are told. Called by one thread.
+/// Records a rank's pass, before it is announced to the peers. Called by one thread.
 __device__ void note_pass(PassState& state, const PassBegin& begin, std::uint64_t pass) {
   state.last_use[begin.area] = pass;
   state.digest[pass % kKeptDigests] = begin.digest;
-  __threadfence();  // a block of the push that begins the pass reads the digest behind the number
+  __threadfence();  // a block of the push that begins the pass reads the digest after the number
   state.pass = pass;
 }
 
-/// Tells a peer of the pass.
-__device__ void tell_pass(const PeerView& view, const PassBegin& begin, std::uint64_t pass,
-                          std::int32_t peer) {
+/// Announces the pass to a peer.
+__device__ void announce_pass(const PeerView& view, const PassBegin& begin, std::uint64_t pass,
+                              std::int32_t peer) {
   PeerControl& theirs = *view.control[peer];
   ptx::store_system(&theirs.digest[pass % kKeptDigests][view.rank], begin.digest);
   ptx::fence_system();
   ptx::store_system(&theirs.begun[view.rank], pass);
 }
 
-/// Waits until a peer has done with pass `last_use`, which it began for the same call.
+/// Waits until a peer has finished pass `last_use`, and checks that it began it for the same call.
 __device__ bool await_credit(const PeerView& view, std::uint64_t last_use, std::int32_t peer) {
   if (last_use == 0) return true;
   const WaitSubject subject{PeerWait::Credit, peer, 0, last_use};
@@ -44,7 +44,7 @@ __device__ bool await_credit(const PeerView& view, std::uint64_t last_use, std::
          compare_call(view, subject);
 }
 
-/// One warp, a lane for each peer.
+/// Begins a pass, in one warp with a lane for each peer.
 __global__ __launch_bounds__(32) void begin_pass_kernel(const __grid_constant__ PeerView view,
                                                         const __grid_constant__ PassBegin begin) {
   const auto peer = static_cast<std::int32_t>(threadIdx.x);
@@ -59,7 +59,7 @@ __global__ __launch_bounds__(32) void begin_pass_kernel(const __grid_constant__ 
   pass = __shfl_sync(~0U, pass, 0);
   last_use = __shfl_sync(~0U, last_use, 0);
   if (peer >= view.num_ranks) return;
-  tell_pass(view, begin, pass, peer);
+  announce_pass(view, begin, pass, peer);
   await_credit(view, last_use, peer);
   if (begin.is_compared) {
     const WaitSubject subject{PeerWait::Credit, peer, 0, pass};
@@ -70,18 +70,16 @@ __global__ __launch_bounds__(32) void begin_pass_kernel(const __grid_constant__ 
   ptx::fence_system();
 }
 
-/// A pass as a block of the push that begins it has found it.
+/// The number of the new pass, and the pass that last used its area.
 struct BegunPass {
   std::uint64_t pass, last_use;
 };
 
-/// Called by one thread of each block. All blocks read what was before any of them changes it, as
-/// the last one to come does: that is how each knows the pass's number without a word from the
-/// others.
+/// Begins the pass in a push; called by one thread of each block. Every block reads the old state,
+/// and the last one to arrive changes it, so each block knows the pass's number by itself.
 __device__ BegunPass begin_in_push(const PeerView& view, const PassBegin& begin) {
   PassState& state = *view.state;
-  // Not through the first cache: a kernel beside this one reads the number on the same
-  // multiprocessor.
+  // Past the L1 cache: a kernel beside this one reads the number on the same multiprocessor.
   const BegunPass found{ptx::load_acquire_system(&state.pass) + 1,
                         ptx::load_acquire_system(&state.last_use[begin.area])};
   __threadfence();
@@ -93,18 +91,18 @@ __device__ BegunPass begin_in_push(const PeerView& view, const PassBegin& begin)
   return found;
 }
 
-/// The units of one section of a row: those of each tensor, one after the other.
+/// The units of one section of a row, tensor after tensor.
 struct SectionUnits {
   int begin[kMaxTensors];  ///< first unit of a tensor's row
-  int end[kMaxTensors];    ///< counted over the tensors so far
-  int line_shift;          ///< log2(lines of a row of each tensor), where rows are lines
+  int end[kMaxTensors];    ///< number of units up to and with this tensor
+  int line_shift;          ///< log2(lines per row of each tensor), if rows consist of lines
 };
 
 struct Section {
   int index, count;
 };
 
-/// Returns the units of a row. Called by one thread.
+/// Finds the units of a section. Returns their number per row. Called by one thread.
 __device__ __forceinline__ int find_section(const RowPush& push, Section section,
                                             SectionUnits& units) {
   int per_row = 0;
@@ -150,7 +148,7 @@ __device__ __forceinline__ UnitMove<Unit> find_unit(const RowPush& push, const P
           unit_of<Unit>(to, push.region[task.peer] + offset, unit)};
 }
 
-/// One warp copies a piece of a section of a task's rows.
+/// Copies a piece of a section of a task's rows. Called by a warp.
 template <typename Unit>
 __device__ __forceinline__ void push_piece(const RowPush& push, const PushTask& task,
                                            const SectionUnits& units, int per_row, int piece) {
@@ -176,7 +174,7 @@ __device__ __forceinline__ void push_piece(const RowPush& push, const PushTask& 
   }
 }
 
-/// The blocks that share some tasks of a push: those that stay on this rank or all others.
+/// The blocks of a push that share a set of tasks: those of own rows, or those of rows for peers.
 struct PushRole {
   bool is_own;
   int block, num_blocks;
@@ -188,7 +186,7 @@ struct PushRole {
                           : push.num_remote_blocks) {}
 };
 
-/// Whether this is the last block of its role to come here, behind the stores of all of them.
+/// Returns whether this block is the last of its role to arrive, after the stores of all of them.
 __device__ __forceinline__ bool is_last_block(unsigned* num_blocks_here, int num_blocks) {
   __shared__ bool is_last;
   __syncthreads();
@@ -202,10 +200,10 @@ __device__ __forceinline__ bool is_last_block(unsigned* num_blocks_here, int num
   return is_last;
 }
 
-/// Tells all other ranks that a section has arrived, or this one that its own rows are there.
-__device__ __forceinline__ void tell_arrival(const PeerView& view, const RowPush& push,
-                                             const PushRole& role, int section,
-                                             std::uint64_t pass) {
+/// Publishes to all other ranks that a section has arrived or, for own rows, to this rank.
+__device__ __forceinline__ void publish_arrival(const PeerView& view, const RowPush& push,
+                                                const PushRole& role, int section,
+                                                std::uint64_t pass) {
   PassState& state = *view.state;
   unsigned* here =
       role.is_own ? &state.copied_blocks[push.move] : &state.pushed_blocks[push.move][section];
@@ -222,8 +220,8 @@ __device__ __forceinline__ void tell_arrival(const PeerView& view, const RowPush
   }
 }
 
-/// One warp copies a piece of a section of a task's rows where every row is lines of 32 units, as
-/// many of each tensor: kLinesPerPiece lines, of which neighbours are parts of one row.
+/// Copies a piece of a section of a task's rows, if every row consists of lines of 32 units,
+/// equally many for each tensor: kLinesPerPiece lines. Called by a warp.
 template <typename Unit>
 __device__ __forceinline__ void push_lines(const RowPush& push, const PushTask& task,
                                            const SectionUnits& units, int piece) {
@@ -236,7 +234,7 @@ __device__ __forceinline__ void push_lines(const RowPush& push, const PushTask& 
     Unit* targets[kLoadsAhead];
 #pragma unroll
     for (int k = 0; k < kLoadsAhead; ++k) {
-      const int line = min(first + k, end - 1);  // the last one twice rather than a branch
+      const int line = min(first + k, end - 1);  // copies the last line twice to avoid a branch
       const int tensor = (line >> units.line_shift) & tensor_shift;
       const int row = (line >> units.line_shift) >> tensor_shift;
       const int unit = units.begin[tensor] + 32 * (line & ((1 << units.line_shift) - 1)) + lane;
@@ -251,7 +249,7 @@ __device__ __forceinline__ void push_lines(const RowPush& push, const PushTask& 
   }
 }
 
-/// Whether rows are such lines. By one thread.
+/// Returns whether rows consist of such lines. Called by one thread.
 __device__ __forceinline__ bool find_lines(const RowPush& push, SectionUnits& units) {
   const int width = units.end[0];
   units.line_shift = 31 - __clz(max(width / 32, 1));
@@ -264,7 +262,7 @@ __device__ __forceinline__ bool find_lines(const RowPush& push, SectionUnits& un
   return is_plain;
 }
 
-/// Copies the sections of a push and tells of each. By all threads of a block.
+/// Copies the sections of a push and publishes each. Called by all threads of a block.
 template <typename Unit>
 __device__ __forceinline__ void push_sections(const PeerView& view, const RowPush& push,
                                               std::uint64_t pass) {
@@ -290,19 +288,19 @@ __device__ __forceinline__ void push_sections(const PeerView& view, const RowPus
         push_piece<Unit>(push, tasks[i / pieces], units, per_row, i % pieces);
       }
     }
-    tell_arrival(view, push, role, section, pass);
+    publish_arrival(view, push, role, section, pass);
   }
 }
 
 struct PushParams {
   PeerView view;
   RowPush push;
-  PassBegin begin;     ///< of a push that begins its pass
-  RowArrival arrival;  ///< of one that awaits what the peers push
+  PassBegin begin;     ///< for a push that begins its pass
+  RowArrival arrival;  ///< for a push that also awaits rows of peers
 };
 
-/// Called by the first block, after its part of the push: all blocks of the push have begun, so
-/// that nobody waits for this one but who waits for the kernel.
+/// Awaits rows of peers in the first block, after its part of the push. All blocks of the push are
+/// resident by then, so only work that waits for the whole kernel waits for this block.
 __device__ __forceinline__ void await_in_push(const PushParams& params, std::uint64_t pass) {
   if (!params.push.is_awaiting || blockIdx.x != 0 || threadIdx.x >= 32) return;
   await_arrival(params.view, params.arrival, pass);
@@ -320,7 +318,7 @@ __global__ __launch_bounds__(kThreads,
   await_in_push(params, pass);
 }
 
-/// A push that begins its pass. Its blocks are few: each waits by itself.
+/// A push that begins its pass. It has few blocks, and each waits for credit itself.
 template <typename Unit>
 __global__ __launch_bounds__(kThreads,
                              2) void first_push_kernel(const __grid_constant__ PushParams params) {
@@ -328,18 +326,18 @@ __global__ __launch_bounds__(kThreads,
   __shared__ BegunPass begun;
   if (threadIdx.x == 0) begun = begin_in_push(view, params.begin);
   __syncthreads();
-  // The kernel beside this one starts when all blocks have come here: it finds the pass's number.
+  // The kernel beside this one starts once all blocks are here, so it reads the new pass's number.
   if (params.push.is_beside) ptx::launch_dependents();
   const auto peer = static_cast<std::int32_t>(threadIdx.x);
   bool has_credit = true;
   if (peer < view.num_ranks) {
-    if (blockIdx.x == 0) tell_pass(view, params.begin, begun.pass, peer);
+    if (blockIdx.x == 0) announce_pass(view, params.begin, begun.pass, peer);
     has_credit = await_credit(view, begun.last_use, peer) && view.state->is_failed == 0;
     ptx::fence_system();
   }
   if (__syncthreads_and(has_credit)) push_sections<Unit>(view, params.push, begun.pass);
   if (!params.push.is_awaiting || blockIdx.x != 0) return;
-  // The digest of the pass is there when its number is.
+  // Once the pass's number is stored, its digest is too.
   while (ptx::load_acquire_system(&view.state->pass) < begun.pass) ptx::sleep_ns(100);
   await_in_push(params, begun.pass);
 }
@@ -349,11 +347,11 @@ struct AwaitParams {
   RowArrival arrival;
 };
 
-/// One warp.
+/// Awaits rows, in one warp.
 __global__ __launch_bounds__(32) void await_kernel(const __grid_constant__ AwaitParams params) {
   ptx::await_kernels_before();
   const std::uint64_t pass = params.view.state->pass;
-  if (params.arrival.is_telling) tell_written(params.view, params.arrival, pass);
+  if (params.arrival.is_publishing) publish_written(params.view, params.arrival, pass);
   await_arrival(params.view, params.arrival, pass);
   ptx::fence_system();
   ptx::fence_async_global();
@@ -383,7 +381,7 @@ void launch_push(const PeerView& view, RowPush push, PushBlocks blocks,
     const std::int64_t wanted = ceil_div(num_tasks * pieces_of_task, std::int64_t{kWarps});
     return static_cast<std::int32_t>(std::min<std::int64_t>(wanted, most));
   };
-  // All ranks are told of every move, whether rows went to them or not.
+  // A push publishes every move to all ranks, even to those that receive no rows.
   push.num_remote_blocks = std::max(blocks_of(push.num_remote, blocks.remote), 1);
   push.is_awaiting = awaited != nullptr;
   const std::int32_t grid = push.num_remote_blocks + blocks_of(push.num_own, blocks.own);
@@ -401,7 +399,7 @@ void launch_push(const PeerView& view, RowPush push, PushBlocks blocks,
 }
 
 void launch_await(const PeerView& view, const RowArrival& arrival, cudaStream_t stream) {
-  if (arrival.sources == 0 && !arrival.is_telling) return;
+  if (arrival.sources == 0 && !arrival.is_publishing) return;
   launch_ahead(await_kernel, 1, 32, 0, AwaitParams{view, arrival}, stream);
 }
 

@@ -18,10 +18,10 @@ namespace {
 
 constexpr std::int64_t kAlignment = 256;
 constexpr std::int64_t kLeastArea = std::int64_t{4} << 20;
-/// Above this an area has no second one to take turns with: memory is worth more than the wait.
+/// Larger areas are not doubled: the memory is worth more than the wait.
 constexpr std::int64_t kMostDoubled = std::int64_t{1} << 30;
-constexpr std::int64_t kMostDoubledSaving = std::int64_t{64} << 20;  ///< PassStart::is_saving
-/// Small moves beside those that a pass announces.
+constexpr std::int64_t kMostDoubledSaving = std::int64_t{64} << 20;  ///< with PassStart::is_saving
+/// Memory for small moves that PassStart does not count.
 constexpr std::int64_t kSpareBytes = std::int64_t{1} << 20;
 constexpr std::uint64_t kMagic = 0x6d6167696c696e6b;  // "magilink"
 constexpr auto kWatchPeriod = std::chrono::milliseconds(100);
@@ -100,11 +100,11 @@ PeerLink::~PeerLink() {
   stop_.notify_all();
   if (watcher_.joinable()) watcher_.join();
   if (!passes_) return;
-  // What is enqueued may still use the memory.
+  // Enqueued work may still use the memory.
   on_device_or_drop(device_, [] { cuda_forget(cudaDeviceSynchronize()); });
 }
 
-/// Every rank writes a word to every other one, which finds it.
+/// Checks that ranks can write each other's memory: every rank writes a word to every other.
 void PeerLink::prove_access() {
   std::string trouble;
   for (std::int32_t peer = 0; peer < num_ranks() && trouble.empty(); ++peer) {
@@ -141,8 +141,8 @@ void PeerLink::begin_pass(const PassStart& start, cudaStream_t stream) {
   check_pass(start, stream);
   if (start.most_bytes + kSpareBytes > area_bytes_) grow(start);
   cudaGraph_t graph = graph_of_capture(stream);
-  // A thread that frees memory or waits for the GPU holds up what others enqueue on it, and waits
-  // for waits of theirs: all that share one enqueue a pass together.
+  // A thread that frees memory or waits for the GPU blocks work that others enqueue there, and
+  // waits for their waits. So all ranks that share a GPU enqueue a pass together.
   meet_on_shared_gpu_sync();
   if (graph == nullptr) {
     passes_->begin(stream);
@@ -152,10 +152,10 @@ void PeerLink::begin_pass(const PassStart& start, cudaStream_t stream) {
   area_ = (area_ + 1) % num_areas_;
   const std::int32_t slot = (window_version_ * 2 + area_) % kMaxAreas;
   const std::uint64_t digest = start.digest + ++num_passes_ * kGoldenRatio;
-  // Ranks that share a GPU may share one of its queues: the kernel would wait for one after it.
+  // If ranks share a GPU's queue, the kernel would wait for one that comes after it.
   const bool is_compared = start.is_first && !is_sharing_gpu_;
   unbegun_ = {.area = slot, .digest = digest, .is_compared = is_compared};
-  // Nor may their pushes wait for each other's, which may be behind them in that queue.
+  // Their pushes must not wait for each other either, as they may be in one queue.
   if (is_sharing_gpu_) launch_begin_pass(view_, *take_begin(), stream);
   used_bytes_ = 0;
   num_moves_ = 0;
@@ -170,12 +170,12 @@ void PeerLink::end_pass(cudaStream_t stream) noexcept {
   if (!std::exchange(is_in_pass_, false)) return;
   const std::optional<PassBegin> begin = take_begin();
   on_device_or_drop(device_, [&] {
-    if (begin) launch_begin_pass(view_, *begin, stream);  // of a pass without moves
+    if (begin) launch_begin_pass(view_, *begin, stream);  // the pass has had no moves
   });
   try {
     meet_on_shared_gpu_sync();
   } catch (const std::exception&) {
-    return;  // the group has failed, as the next call says
+    return;  // the group has failed, and the next call throws
   }
   on_device_or_drop(device_, [&] {
     if (graph_of_capture(stream) == nullptr) passes_->end(stream);
@@ -198,8 +198,8 @@ std::int32_t PeerLink::next_move() {
   return num_moves_++;
 }
 
-/// The old window may be in use by passes of this rank, which end first, and by those of peers,
-/// which have let it go when they come here.
+/// Replaces the window by a larger one. This rank's passes end first; a peer that arrives here no
+/// longer uses the old window.
 void PeerLink::grow(const PassStart& start) {
   const std::int64_t area_bytes = start.most_bytes + kSpareBytes;
   const std::int64_t wanted =
@@ -209,7 +209,7 @@ void PeerLink::grow(const PassStart& start) {
     trouble = std::string("its GPU has failed: ") + cudaGetErrorString(status);
   }
   agree_sync(base_, trouble);
-  // Ranks that share a GPU's queue may not wait for each other's beginning of a pass.
+  // Ranks that share a GPU's queue must not wait for each other to begin a pass.
   const bool is_saving = start.is_saving && !is_sharing_gpu_;
   num_areas_ = wanted > (is_saving ? kMostDoubledSaving : kMostDoubled) ? 1 : 2;
   area_bytes_ = 0;
@@ -286,7 +286,7 @@ void PeerLink::abort(const std::string& reason) noexcept {
   });
 }
 
-/// A thread: ends all waits when the process of a peer has ended.
+/// Runs in a thread, and ends all waits when the process of a peer has ended.
 void PeerLink::watch() {
   std::unique_lock lock(mutex_);
   while (!stop_.wait_for(lock, kWatchPeriod, [this] { return is_ending_; })) {
@@ -294,7 +294,7 @@ void PeerLink::watch() {
       if (peer == rank() || !processes_->has_ended(static_cast<std::size_t>(peer))) continue;
       lock.unlock();
       fail(peer, " ended: ", "its process is gone", CommFailure::PeerDied);
-      // Not a warning: processes of a program that is done end at different times.
+      // Not a warning: processes of a finished program end at different times.
       log(LogLevel::Info, "comm", [&] {
         return "the nvlink group of " + rank_name(rank()) + " has failed: the process of " +
                rank_name(peer) + " is gone";

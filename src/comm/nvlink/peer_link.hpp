@@ -23,14 +23,13 @@
 
 namespace magi::comm {
 
-/// One rank's end of a group of one host whose ranks write each other's device memory: the words by
-/// which they keep in step (peer_control.hpp), and a window of memory that grows with the largest
-/// pass. Passes of a link follow each other, whatever their streams; replays of graphs that hold
-/// passes are put in order with the others by the caller, as all ranks have to.
+/// One rank's side of a group of one host whose ranks write each other's device memory: the control
+/// words that synchronise them (peer_control.hpp), and a window of memory that grows with the
+/// largest pass. Passes of a link follow each other, whatever their streams. The caller orders
+/// replays of graphs that contain passes with all other passes, alike on all ranks.
 class PeerLink {
  public:
-  /// Collective. `base` starts the group and must outlive it. Throws CommError on all ranks where
-  /// one of them cannot take part.
+  /// Collective. `base` must outlive the group. Throws CommError on all ranks if one cannot join.
   PeerLink(Communicator& base, std::int32_t device, const CommOptions& options);
   ~PeerLink();
   PeerLink(const PeerLink&) = delete;
@@ -42,42 +41,40 @@ class PeerLink {
   std::int32_t device() const { return device_; }
   const PeerView& view() const { return view_; }
 
-  /// Begins a pass. Collective: where it needs a larger window than those before it waits for the
-  /// device and the other ranks, else for nothing. Throws CommError where the group has failed.
+  /// Begins a pass. Collective: if it needs a larger window than earlier passes, it waits for the
+  /// device and the other ranks, else for nothing. Throws CommError if the group has failed.
   void begin_pass(const PassStart& start, cudaStream_t stream);
-  /// Throws InvalidArgument where the stream is being captured and the window would have to grow.
+  /// Throws InvalidArgument if the stream is being captured and the window would have to grow.
   void check_pass(const PassStart& start, cudaStream_t stream) const;
   void end_pass(cudaStream_t stream) noexcept;
-  /// The arguments with which the first work of a pass begins it, once: nothing is enqueued for
-  /// that before.
+  /// Returns, once, the arguments by which the first kernel of a pass begins it.
   std::optional<PassBegin> take_begin() { return std::exchange(unbegun_, std::nullopt); }
   bool is_in_pass() const { return is_in_pass_; }
   /// Whether ranks of this process are on the same GPU, and may share one of its queues.
   bool is_sharing_gpu() const { return is_sharing_gpu_; }
-  /// Bytes of the pass's memory at the same offset on all ranks, which give the same sizes in the
-  /// same order.
+  /// Reserves memory of the pass, and returns its offset, equal on all ranks, which call with the
+  /// same sizes in the same order.
   std::int64_t place(std::int64_t most_bytes);
-  /// The memory of the pass on a rank.
+  /// Returns the memory of the pass on a rank.
   std::byte* area(std::int32_t rank) const;
   bool is_in_area(const std::byte* data) const {
     return is_in_pass_ && data >= area(rank()) && data < area(rank()) + area_bytes_;
   }
   std::int64_t used_bytes() const { return used_bytes_; }
   std::int64_t area_bytes() const { return area_bytes_; }
-  /// The number of the next move of the pass.
+  /// Returns the number of the next move of the pass.
   std::int32_t next_move();
 
-  /// See ArrivalFlags, of a move of the pass.
+  /// Returns the flags of a move of the pass.
   ArrivalFlags arrival_flags(std::int32_t move) const {
     return {.flags = view_.control[rank()]->arrived[move][0], .expected = &view_.state->pass};
   }
 
-  /// Throws CommError where a wait of this rank has failed, a peer has ended, or the group was
-  /// aborted.
+  /// Throws CommError if a wait of this rank failed, a peer has ended, or the group was aborted.
   void check();
-  /// Ranks that share a GPU may share one of its queues too, in which a wait of one holds up what
-  /// another enqueues behind it: whoever has enqueued what others are to wait for comes here before
-  /// it enqueues a wait. Does nothing for other ranks. Collective.
+  /// Synchronises the hosts of ranks that share a GPU; does nothing for other ranks. Such ranks may
+  /// share one of its queues, where one rank's wait blocks another rank's later work. So each calls
+  /// this after it enqueues work that others wait for, and before a wait. Collective.
   void meet_on_shared_gpu_sync();
 
   /// Ends the waits of all ranks.
@@ -88,9 +85,9 @@ class PeerLink {
   void grow(const PassStart& start);
   void watch();
   std::string failure_text(const PeerMailbox& box) const;
-  /// The place where this rank was when the host learned of a failure.
+  /// Describes where this rank was when the host learned of a failure.
   std::string place_text(const PeerMailbox& box) const;
-  /// Warns that watch() cannot do its work.
+  /// Logs a warning that watch() cannot see the other processes.
   void log_blind() const noexcept;
   /// Fails with a text that starts with a rank's name.
   void fail(std::int32_t rank, const char* what, const char* reason, CommFailure failure) noexcept;
@@ -104,10 +101,10 @@ class PeerLink {
   std::shared_ptr<PeerMailbox> mailbox_;
   PeerView view_;
   std::optional<CallOrder> passes_;
-  std::optional<PassBegin> unbegun_;  ///< of the pass, until its first work is enqueued
-  std::optional<Stream> alarm_;       ///< tells peers that this rank leaves
+  std::optional<PassBegin> unbegun_;  ///< set until the first work of the pass is enqueued
+  std::optional<Stream> alarm_;       ///< stream that tells peers that this rank leaves
 
-  std::int64_t area_bytes_ = 0;  ///< of one area of the window
+  std::int64_t area_bytes_ = 0;  ///< bytes of one area of the window
   std::int32_t num_areas_ = 1;
   std::int32_t window_version_ = 0;
   std::int32_t area_ = 0;
@@ -115,10 +112,10 @@ class PeerLink {
   std::int32_t num_moves_ = 0;
   std::atomic<std::uint64_t> num_passes_ = 0;  ///< begun by the host
   bool is_in_pass_ = false;
-  bool is_sharing_gpu_ = false;  ///< with ranks of its process
+  bool is_sharing_gpu_ = false;  ///< ranks of this process are on the same GPU
 
   FirstFailure failure_;
-  std::mutex mutex_;  ///< of is_ending_
+  std::mutex mutex_;  ///< guards is_ending_
   std::condition_variable stop_;
   bool is_ending_ = false;
   std::optional<ProcessWatch> processes_;

@@ -9,21 +9,20 @@
 namespace magi::comm {
 namespace {
 
-/// Rows of a sender and as many of the receiver.
+/// Rows of a sender and equally many of the receiver.
 struct RowPair {
   std::int32_t from = 0;
   std::int32_t to = 0;
   std::int32_t num_rows = 0;
 };
 
-/// The rows that rank `src` owns and rank `dst` needs, in the order of their records: as many of
-/// either.
+/// Returns the rows that rank `src` owns and rank `dst` needs, in the order of their records.
 std::vector<RowPair> pair_rows(std::span<const RowExchange> all, std::int32_t src,
                                std::int32_t dst) {
   const auto owned = std::span(all[static_cast<std::size_t>(src)].owned);
   std::vector<RowPair> pairs;
   auto next = owned.begin();
-  std::int32_t passed = 0;  // of the record at `next`
+  std::int32_t passed = 0;  // rows of the record at `next` that are paired
   for (const PeerRows& needed : all[static_cast<std::size_t>(dst)].needed) {
     if (needed.peer != src) continue;
     for (std::int32_t done = 0; done < needed.num_rows;) {
@@ -40,11 +39,11 @@ std::vector<RowPair> pair_rows(std::span<const RowExchange> all, std::int32_t sr
   return pairs;
 }
 
-/// Throws where a rank needs more or fewer rows of another than that owns for it: on all ranks
-/// alike, so every pair is looked at.
+/// Throws if a rank needs more or fewer rows of another than that one sends. It checks every pair,
+/// so that all ranks throw alike.
 void check_pairs(std::span<const RowExchange> all) {
   const std::size_t num_ranks = all.size();
-  std::vector<std::int64_t> missing(num_ranks * num_ranks);  // by owner, then by who needs them
+  std::vector<std::int64_t> missing(num_ranks * num_ranks);  // by owner, then by needing rank
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
     const auto is_rank = [num_ranks](const PeerRows& record) {
       return record.peer >= 0 && static_cast<std::size_t>(record.peer) < num_ranks;
@@ -72,8 +71,7 @@ std::int64_t count_of(std::span<const PeerRows> records, std::int32_t peer) {
   return count;
 }
 
-/// Rows on the wire of `rank` in front of those of `peer`: rows lie by peer, own ones are not
-/// there.
+/// Counts the rows on the wire of `rank` before those of `peer`; own rows are not there.
 std::int64_t rows_before(std::span<const PeerRows> records, std::int32_t rank, std::int32_t peer) {
   std::int64_t count = 0;
   for (const PeerRows& record : records) {
@@ -84,7 +82,7 @@ std::int64_t rows_before(std::span<const PeerRows> records, std::int32_t rank, s
 
 void add_tasks(std::vector<PushTask>& tasks, RowPair rows, std::int32_t peer) {
   if (!tasks.empty()) {
-    // Rows that go on where the task before them ends are one run.
+    // Rows that continue the task before them join it.
     PushTask& last = tasks.back();
     if (last.peer == peer && last.local_row + last.num_rows == rows.from &&
         last.remote_row + last.num_rows == rows.to) {
@@ -101,14 +99,14 @@ void add_tasks(std::vector<PushTask>& tasks, RowPair rows, std::int32_t peer) {
   }
 }
 
-/// Orders tasks, which are sorted by peer, so that all peers are sent to at once: each peer's are
-/// spread evenly over the list, those of the next rank first. Own ones come last.
+/// Orders tasks, which are sorted by peer, so that rows leave for all peers at once: each peer's
+/// tasks are spread evenly over the list, beginning with the next rank. Own tasks come last.
 void spread(std::vector<PushTask>& tasks, std::int32_t rank, std::int32_t num_ranks) {
   struct Queue {
     std::span<const PushTask> tasks;
     std::size_t next = 0;
     bool is_left() const { return next < tasks.size(); }
-    // Task i of n belongs at (i + 1) / n of the list.
+    // Task i of n has its place at (i + 1) / n of the list.
     bool is_before(const Queue& other) const {
       return (next + 1) * other.tasks.size() < (other.next + 1) * tasks.size();
     }
@@ -134,7 +132,7 @@ void spread(std::vector<PushTask>& tasks, std::int32_t rank, std::int32_t num_ra
   tasks.insert(tasks.end(), own.begin(), own.end());
 }
 
-/// The rows of records for other ranks.
+/// Returns the owned rows that other ranks need.
 std::vector<RowRun> find_shared(std::span<const PeerRows> owned, std::int32_t rank) {
   std::vector<RowRun> runs, joined;
   for (const PeerRows& record : owned) {
@@ -149,12 +147,12 @@ std::vector<RowRun> find_shared(std::span<const PeerRows> owned, std::int32_t ra
   return joined;
 }
 
-/// The first shared run that ends after an own row.
+/// Returns the first shared run that ends after an own row.
 std::vector<RowRun>::const_iterator shared_from(const PeerPlaces& places, std::int32_t row) {
   return std::ranges::upper_bound(places.shared, row, {}, &RowRun::end);
 }
 
-/// Own rows that this rank needs itself, cut where shared ones begin and end.
+/// Adds own rows that this rank needs itself, cut at the borders of shared runs.
 void add_own_runs(PeerPlaces& places, RowPair rows, std::int32_t rank) {
   while (rows.num_rows > 0) {
     const auto next = shared_from(places, rows.from);
@@ -168,7 +166,7 @@ void add_own_runs(PeerPlaces& places, RowPair rows, std::int32_t rank) {
   }
 }
 
-/// The sizes by which all ranks lay out their memory.
+/// Finds the sizes by which all ranks lay out their memory.
 void find_most(std::span<const RowExchange> all, PeerPlaces& places) {
   const auto num_ranks = static_cast<std::int32_t>(all.size());
   for (std::int32_t other = 0; other < num_ranks; ++other) {
@@ -227,7 +225,7 @@ PeerPlaces peer_places(std::span<const RowExchange> all, std::int32_t rank) {
 std::vector<PushTask> wire_tasks(const PeerPlaces& places) {
   std::vector<PushTask> tasks = places.to_rows;
   tasks.resize(tasks.size() - static_cast<std::size_t>(places.num_own_tasks));
-  // Those of a peer are in the order of its records, and so are its wire rows.
+  // Tasks of a peer are in the order of its records, and so are its wire rows.
   std::vector<std::int32_t> next = places.wire_begin;
   for (PushTask& task : tasks) {
     task.remote_row = std::exchange(next[static_cast<std::size_t>(task.peer)],

@@ -7,8 +7,8 @@
 namespace magi::comm {
 namespace {
 
-/// The blocks that may wait for peers, an eighth of a multiprocessor each: the others are enough
-/// for whatever else the peers may be waiting for.
+/// The most blocks that wait for peers, each an eighth of a multiprocessor. The other
+/// multiprocessors are enough for work that the peers may be waiting for.
 constexpr unsigned kMostWaitingRowBlocks = 32;
 
 struct ArrivingSum {
@@ -17,7 +17,8 @@ struct ArrivingSum {
   RowArrival arrival;
 };
 
-/// The first block tells the peers of what this rank has written for them.
+/// Adds and rounds partials as they arrive. The first block publishes to the peers the partials
+/// that this rank has written for them.
 template <typename Element, bool kIsWide>
 __global__ __launch_bounds__(rounding::kThreads) void round_arriving_kernel(
     const __grid_constant__ ArrivingSum params) {
@@ -25,8 +26,8 @@ __global__ __launch_bounds__(rounding::kThreads) void round_arriving_kernel(
   bool are_whole = true;
   if (threadIdx.x < 32) {
     const std::uint64_t pass = params.view.state->pass;
-    const bool is_telling = params.arrival.is_telling && blockIdx.x == 0;
-    if (is_telling) tell_written(params.view, params.arrival, pass);
+    const bool is_publishing = params.arrival.is_publishing && blockIdx.x == 0;
+    if (is_publishing) publish_written(params.view, params.arrival, pass);
     are_whole = has_arrived(params.view, params.arrival, pass);
     ptx::fence_system();
   }

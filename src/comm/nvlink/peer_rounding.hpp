@@ -8,9 +8,9 @@
 
 namespace magi::comm {
 
-/// launch_round_sums (device_rounding.hpp) behind the partials of `arrival`, which each block
-/// awaits by itself. Returns false, and enqueues nothing, where that takes more blocks than may
-/// wait for peers. Rows with partials become NaN where those do not come.
+/// Does what launch_round_sums (device_rounding.hpp) does, after the partials of `arrival`, which
+/// each block awaits itself. Returns false, and enqueues nothing, if that takes more blocks than
+/// may wait for peers. Rows whose partials do not arrive become NaN.
 bool launch_round_arriving(const Partials& partials, const PeerView& view,
                            const RowArrival& arrival, cudaStream_t stream);
 

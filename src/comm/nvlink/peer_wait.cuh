@@ -5,8 +5,8 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/system.cuh"
 
-// Waits of kernels for words of peers. One that fails fills the mailbox and ends, and all later
-// ones end at once.
+// Waits of kernels for words of peers. The first that fails writes the mailbox, and all later ones
+// end at once.
 namespace magi::comm {
 
 static_assert(kMaxPeers <= 32, "a lane for each peer");
@@ -16,11 +16,11 @@ struct WaitSubject {
   PeerWait what;
   std::int32_t peer;
   std::int32_t move;
-  std::uint64_t pass;  ///< whose digest is compared
+  std::uint64_t pass;  ///< the pass whose digest is compared
 };
 
-/// The first failure of this rank goes into the mailbox. Device memory decides which is first: not
-/// every link carries atomic operations to the host's.
+/// Writes this rank's first failure to the mailbox. A word in device memory decides which is first,
+/// because not every link carries atomic operations to host memory.
 __device__ inline void report(const PeerView& view, const WaitSubject& subject, PeerWait failed,
                               std::uint64_t expected, std::uint64_t seen) {
   PeerMailbox& box = *view.mailbox;
@@ -39,7 +39,7 @@ __device__ inline void report(const PeerView& view, const WaitSubject& subject, 
   ptx::store_system(&box.is_closed, 1);
 }
 
-/// Stores there, too, where a wait stands that the host ends.
+/// Writes to the mailbox also the subject of a wait that the host ends.
 __device__ inline void note_stop(const PeerView& view, const WaitSubject& subject) {
   PeerMailbox& box = *view.mailbox;
   if (atomicExch(&view.state->is_noted, 1U) != 0) return;
@@ -51,27 +51,26 @@ __device__ inline void note_stop(const PeerView& view, const WaitSubject& subjec
                     static_cast<std::int32_t>(subject.what));
 }
 
-/// Whether a peer that has begun a pass, and no pass so far ahead that its digest is gone, began it
-/// for the same call.
+/// Returns whether a peer began a pass for the same call. True also if it has not begun the pass,
+/// or is so far ahead that its digest has been overwritten.
 __device__ inline bool is_same_call(const PeerView& view, std::int32_t peer, std::uint64_t pass) {
   const PeerControl& own = *view.control[view.rank];
   const std::uint64_t begun = ptx::load_acquire_system(&own.begun[peer]);
-  if (begun < pass) return true;  // not known yet
+  if (begun < pass) return true;
   const std::uint64_t slot = pass % kKeptDigests;
   const std::uint64_t digest = ptx::load_acquire_system(&own.digest[slot][peer]);
   return digest == view.state->digest[slot] ||
          ptx::load_acquire_system(&own.begun[peer]) >= pass + kKeptDigests - 1;
 }
 
-/// Stops all writes of this rank into the memory of peers: they may still read what lies
-/// there. Returns false.
+/// Stops all writes of this rank to peers, which may still read the old contents. Returns false.
 __device__ inline bool end_group(const PeerView& view) {
   view.state->is_failed = 1;
   __threadfence();
   return false;
 }
 
-/// Waits until a word reaches a value; false after a failure, which is in the mailbox then.
+/// Waits until a word reaches a value. Returns false after a failure, which is then in the mailbox.
 __device__ inline bool wait_for_word(const PeerView& view, const std::uint64_t* word,
                                      std::uint64_t value, const WaitSubject& subject) {
   constexpr int kPollsPerCheck = 32;
@@ -97,15 +96,15 @@ __device__ inline bool wait_for_word(const PeerView& view, const std::uint64_t* 
   }
 }
 
-/// Reports a peer that began a pass for another call.
+/// Returns is_same_call, and reports a peer that began the pass for another call.
 __device__ inline bool compare_call(const PeerView& view, const WaitSubject& subject) {
   if (is_same_call(view, subject.peer, subject.pass)) return true;
   report(view, subject, PeerWait::OtherPlan, subject.pass, subject.pass);
   return end_group(view);
 }
 
-/// Asks, by one warp with a lane for each peer, whether what is awaited has come, and all peers
-/// that are known to be in the pass began it for the same call.
+/// Waits for rows, and returns whether all have arrived and every peer that has begun the pass
+/// began it for the same call. Called by one warp, with a lane for each peer.
 __device__ inline bool has_arrived(const PeerView& view, const RowArrival& arrival,
                                    std::uint64_t pass) {
   const auto peer = static_cast<std::int32_t>(threadIdx.x % 32);
@@ -123,24 +122,23 @@ __device__ inline bool has_arrived(const PeerView& view, const RowArrival& arriv
   return __all_sync(~0U, is_whole);
 }
 
-/// Tells, by one warp, all other ranks that the move's rows, which kernels before have written, are
-/// there.
-__device__ inline void tell_written(const PeerView& view, const RowArrival& arrival,
-                                    std::uint64_t pass) {
+/// Publishes to all peers that earlier kernels have written the move's rows. Called by one warp.
+__device__ inline void publish_written(const PeerView& view, const RowArrival& arrival,
+                                       std::uint64_t pass) {
   const auto peer = static_cast<std::int32_t>(threadIdx.x % 32);
   if (peer >= view.num_ranks || peer == view.rank || view.state->is_failed != 0) return;
   ptx::fence_system();
   ptx::store_system(&view.control[peer]->arrived[arrival.move][0][view.rank], pass);
 }
 
-/// Called by one warp.
+/// Fills memory with NaN. Called by one warp.
 __device__ inline void fill_with_nan(std::byte* data, std::int64_t size_bytes) {
   constexpr std::uint16_t kNotANumber = 0xffff;  // in every floating-point type
   auto* halves = reinterpret_cast<std::uint16_t*>(data);
   for (std::int64_t i = threadIdx.x; i < size_bytes / 2; i += 32) halves[i] = kNotANumber;
 }
 
-/// Turns, by one warp, addresses of a peer's area into those of the same place in the own one.
+/// Redirects addresses in a peer's area to the same place in the local one. Called by one warp.
 __device__ inline void redirect_to_local(const PeerView& view, const RowArrival& arrival) {
   const AddressTable& table = arrival.addresses;
   for (std::int32_t i = threadIdx.x; i < 2 * table.num_records; i += 32) {
@@ -156,7 +154,7 @@ __device__ inline void redirect_to_local(const PeerView& view, const RowArrival&
   }
 }
 
-/// Waits by one warp, and after a failure leaves what RowArrival says.
+/// Waits for rows; after a failure does what RowArrival says. Called by one warp.
 __device__ inline void await_arrival(const PeerView& view, const RowArrival& arrival,
                                      std::uint64_t pass) {
   if (has_arrived(view, arrival, pass)) return;

@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* kBackend = "nvlink";
 
-/// Every rank's value of one type. Collective.
+/// Gathers a value of every rank. Collective.
 template <typename Value>
 std::vector<Value> gather_values(Communicator& base, const Value& own) {
   const auto all = base.allgather_sync(bytes_of(own));
@@ -47,22 +47,21 @@ bool is_one_process(const RankCard& a, const RankCard& b) {
          a.process_space == b.process_space;
 }
 
-/// The description of its block that a rank publishes: an address for ranks of its process, a
-/// socket for others.
+/// A rank's block for the others: an address for ranks of its process, a socket for others.
 struct BlockOffer {
   const std::shared_ptr<MappedMemory>* block = nullptr;
   std::uint64_t size_bytes = 0;
   std::uint64_t socket = 0;
 };
 
-/// Hands the descriptor of a block to the ranks of other processes and takes theirs.
+/// Sends the file descriptor of a block to ranks of other processes, and receives theirs.
 class DescriptorSwap {
  public:
   DescriptorSwap(std::int32_t rank, const std::vector<RankCard>& cards,
                  std::chrono::milliseconds limit)
       : rank_(rank), cards_(cards), end_(std::chrono::steady_clock::now() + limit) {}
 
-  /// Listens where others may connect; done before the offer is told.
+  /// Opens the socket to which others connect, before the offer is published.
   std::uint64_t listen() {
     std::uint64_t number = 0;
     fill_random(std::as_writable_bytes(std::span(&number, 1)));
@@ -71,7 +70,7 @@ class DescriptorSwap {
     return number;
   }
 
-  /// The others' descriptors by rank. Higher ranks connect to lower ones.
+  /// Returns the others' descriptors by rank. Higher ranks connect to lower ones.
   std::vector<FileDescriptor> run(const std::vector<BlockOffer>& offers,
                                   const FileDescriptor& own) {
     std::vector<FileDescriptor> taken(cards_.size());
@@ -110,7 +109,7 @@ class DescriptorSwap {
     return std::move(*socket);
   }
 
-  /// False for a stranger, who is turned away.
+  /// Accepts a connection. Returns false, and closes it, for a process outside the group.
   bool welcome(const FileDescriptor& own, std::vector<FileDescriptor>& taken) {
     if (!listener_->wait_readable(end_)) {
       throw CommError("a rank did not ask for its memory in time", CommFailure::Timeout);
@@ -146,7 +145,7 @@ class DescriptorSwap {
   std::optional<LocalSocket> listener_;
 };
 
-/// Returns what body() throws, in words; empty where it ends well.
+/// Returns the text of what body() throws, or an empty text.
 template <typename Body>
 std::string trouble_of(const Body& body) {
   try {
@@ -178,7 +177,7 @@ std::vector<RankCard> exchange_cards(Communicator& base, std::int32_t device) {
     if (peer == rank) continue;
     const std::string name = "rank " + std::to_string(peer);
     if (cards[peer].boot_id != card.boot_id) trouble = name + " is on another host";
-    // Ranks of one process are a test's; two processes on one GPU are a mistake.
+    // Ranks of one process on one GPU are a test; two processes on one GPU are a mistake.
     if (cards[peer].gpu == card.gpu && !is_one_process(cards[peer], card)) {
       trouble = name + " has the same GPU (device " + std::to_string(device) + " here)";
     }

@@ -37,12 +37,12 @@ std::optional<CommError> next(FailureChannel& line) { return line.listen(millise
 
 TEST(FailureChannel, NewsReachRankZeroAndFromThereAll) {
   const auto lines = make_lines(3, 3, TcpReach::ThisMachine);
-  lines[2]->tell({"rank 2 aborted: a reason", CommFailure::Aborted});
+  lines[2]->report({"rank 2 aborted: a reason", CommFailure::Aborted});
   const auto heard = next(*lines[0]);
   ASSERT_TRUE(heard);
   EXPECT_STREQ(heard->what(), "rank 2 aborted: a reason");
   EXPECT_EQ(heard->failure(), CommFailure::Aborted);
-  lines[0]->tell(*heard);
+  lines[0]->report(*heard);
   const auto passed_on = next(*lines[1]);
   ASSERT_TRUE(passed_on);
   EXPECT_STREQ(passed_on->what(), heard->what());
@@ -70,7 +70,7 @@ TEST(FailureChannel, WhoLeavesInOrderIsNotMissed) {
 
 TEST(FailureChannel, RanksOutOfReachAreLeftOut) {
   const auto lines = make_lines(3, 2, TcpReach::ThisMachine);
-  lines[0]->tell({"text", CommFailure::System});
+  lines[0]->report({"text", CommFailure::System});
   EXPECT_TRUE(next(*lines[1]));
   EXPECT_FALSE(lines[2]->listen(milliseconds(1)));
 }
@@ -90,7 +90,7 @@ TEST(FailureChannel, StrangersAreTurnedAway) {
   EXPECT_TRUE(stranger.connect(forged, true, soon()));
   EXPECT_TRUE(rank.connect(invitation, true, soon()));
   host.accept({true, true}, soon());
-  rank.tell({"of the group", CommFailure::Aborted});
+  rank.report({"of the group", CommFailure::Aborted});
   EXPECT_STREQ(next(host)->what(), "of the group");
 }
 

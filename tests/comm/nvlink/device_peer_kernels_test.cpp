@@ -347,10 +347,10 @@ TEST_F(PeerKernels, WhoAwaitsTellsOfPartialsThatAreWritten) {
   const PeerPair pair;
   for (const std::size_t rank : {0, 1}) pair.begin(rank, {.digest = 7});
   comm::RowArrival none = pair.arrival(1, false);  // rank 0 has no partials for rank 1
-  none.is_telling = true;
+  none.is_publishing = true;
   comm::launch_await(pair.view(1), none, pair.stream(1));
   comm::RowArrival arrival = pair.arrival(0, true);
-  arrival.is_telling = true;
+  arrival.is_publishing = true;
   comm::launch_await(pair.view(0), arrival, pair.stream(0));
   pair.wait_sync();
   for (const std::size_t rank : {0, 1}) {
@@ -367,7 +367,7 @@ TEST_F(PeerKernels, WhoHasFailedTellsOfNoPartials) {
   comm::launch_await(pair.view(0), pair.arrival(0, true), pair.stream(0));  // nothing comes
   comm::RowArrival arrival = pair.arrival(0, true);
   arrival.move = 1;
-  arrival.is_telling = true;
+  arrival.is_publishing = true;
   comm::launch_await(pair.view(0), arrival, pair.stream(0));
   pair.wait_sync();
   EXPECT_EQ(pair.mailbox(0).failed, PeerWait::Rows);
@@ -473,12 +473,12 @@ TEST_F(PeerKernels, SumsAreRoundedAsTheirPartsCome) {
         "cudaMemcpy");
     pair.wait_sync();
     comm::RowArrival arrival = pair.arrival(0, true);
-    arrival.is_telling = true;
+    arrival.is_publishing = true;
     EXPECT_TRUE(
         comm::launch_round_arriving(sums.partials(pair), pair.view(0), arrival, pair.stream(0)));
     if (is_in_flight) {
       comm::RowArrival told = pair.arrival(1, false);
-      told.is_telling = true;
+      told.is_publishing = true;
       comm::launch_await(pair.view(1), told, pair.stream(1));
     }
     pair.wait_sync();

@@ -115,7 +115,7 @@ TEST(BoundedPlan, TheFastestStagesThatKeepTheBoundAreChosen) {
 
 TEST(BoundedPlan, WhatNoPlanKeepsIsRefusedInASentence) {
   const Mask mask = causal(1 << 14);
-  const auto told = [&](const PlanConfig& config) -> std::string {
+  const auto refusal_of = [&](const PlanConfig& config) -> std::string {
     try {
       make_plan(mask, config);
     } catch (const InvalidArgument& error) {
@@ -124,17 +124,17 @@ TEST(BoundedPlan, WhatNoPlanKeepsIsRefusedInASentence) {
     return "";
   };
   PlanConfig config = config_of(4, 1000);
-  const std::string message = told(config);
+  const std::string message = refusal_of(config);
   const std::string start =
       "max_exchange_bytes is 1000; allowed: 0 (no bound), or for this mask and config at least ";
   ASSERT_EQ(message.substr(0, start.size()), start);
   config.max_exchange_bytes = std::stoll(message.substr(start.size()));
-  EXPECT_EQ(told(config), "");
+  EXPECT_EQ(refusal_of(config), "");
   config.overlap_degree = 1;  // one stage takes no turn
-  EXPECT_NE(told(config).find("; stages that take turns need an overlap_degree of 3 or more"),
+  EXPECT_NE(refusal_of(config).find("; stages that take turns need an overlap_degree of 3 or more"),
             std::string::npos);
   config.max_exchange_bytes = -1;
-  EXPECT_EQ(told(config), "max_exchange_bytes is -1; allowed: 0 (no bound) or more");
+  EXPECT_EQ(refusal_of(config), "max_exchange_bytes is -1; allowed: 0 (no bound) or more");
 }
 
 TEST(BoundedPlan, GoesThroughJsonAndFaultsAreFound) {

@@ -471,7 +471,7 @@ __global__ void __launch_bounds__(kTileThreads, 4)
 
 /// Reports a head's numbers of records and items. If its records had no room, some were not
 /// written: then it reports none.
-__device__ void tell_outcome(const BlockKeyBuild& build, std::int32_t head) {
+__device__ void publish_outcome(const BlockKeyBuild& build, std::int32_t head) {
   const bool is_fitting = build.counts[head] <= static_cast<std::uint64_t>(build.shape.max_records);
   const std::int32_t num_tiles = build.shape.num_tiles();
   build.outcomes[head] = {
@@ -484,7 +484,7 @@ __device__ void tell_outcome(const BlockKeyBuild& build, std::int32_t head) {
 }
 
 /// Reports lists that are not valid; others leave the word, which may be the forward's.
-__device__ void tell_caller(const BlockKeyBuild& build) {
+__device__ void report_to_caller(const BlockKeyBuild& build) {
   std::int64_t* word = build.source.error_word;
   if (word == nullptr) return;
   const BlockKeyOutcome outcome{.counts = build.counts,
@@ -509,8 +509,8 @@ __global__ void __launch_bounds__(kLengthBuckets)
   const auto bucket_of = [&](const KeyTile& tile) {
     return length_bucket(tile.record_end - tile.record_begin, shift);
   };
-  if (thread == 0) tell_outcome(build, static_cast<std::int32_t>(blockIdx.x));
-  if (thread == 0 && blockIdx.x == 0) tell_caller(build);
+  if (thread == 0) publish_outcome(build, static_cast<std::int32_t>(blockIdx.x));
+  if (thread == 0 && blockIdx.x == 0) report_to_caller(build);
   places[thread] = 0;
   __syncthreads();
   for (std::int32_t i = thread; i < num_tiles; i += kLengthBuckets) {

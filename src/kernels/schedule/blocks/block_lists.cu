@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kListThreads)
   }
 }
 
-__device__ void tell_caller(const BlockListBuild& build) {
+__device__ void report_to_caller(const BlockListBuild& build) {
   std::int64_t* word = build.source.error_word;
   const std::int64_t beyond = num_beyond(*build.header, build.shape);
   if (word == nullptr || (beyond == 0 && build.source.keeps_word)) return;
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(kLengthBuckets)
     const std::int32_t list = grid.list_of(task / num_q, task % num_q);
     return length_bucket(build.lists[list].count, shift);
   };
-  if (blockIdx.x == 0 && thread == 0) tell_caller(build);
+  if (blockIdx.x == 0 && thread == 0) report_to_caller(build);
   places[thread] = 0;
   __syncthreads();
   for (std::int32_t task = begin + thread; task < end; task += kLengthBuckets) {
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kLengthBuckets)
 }
 
 /// Sets the caller's error word if there are no lists.
-void tell_none(const BlockListSource& source, cudaStream_t stream) {
+void report_none(const BlockListSource& source, cudaStream_t stream) {
   std::int64_t* word = source.error_word;
   if (word == nullptr || source.keeps_word) return;
   cuda_check(cudaMemsetAsync(word, 0, sizeof *word, stream), "cudaMemsetAsync");
@@ -282,7 +282,7 @@ void build_block_lists(const BlockListShape& shape, const BlockListLayout& layou
                              .entries = part_at<std::int32_t>(workspace, layout.entries)};
   cuda_check(cudaMemsetAsync(workspace, 0, sizeof(BlockListHeader), stream), "cudaMemsetAsync");
   const std::int32_t num_lists = shape.grid.num_lists();
-  if (num_lists == 0) return tell_none(source, stream);
+  if (num_lists == 0) return report_none(source, stream);
   constexpr int kWarps = kListThreads / kWarpLanes;
   const int blocks = std::min((num_lists + kWarps - 1) / kWarps, kMaxBlocks);
   list_kernel<<<blocks, kListThreads, 0, stream>>>(build);

@@ -13,12 +13,12 @@
 // see: byte for byte the host's list. All kernels go to one stream and the host does not wait, so a
 // graph can capture the build and replay it with other slices.
 //
-//   clear                what is counted in
+//   clear                the counters
 //   count   slices       a tally per q tile, and its slices in a bin, in any order; the slices
 //                        clamped, shrunk and kept
-//   emit    tiles        where each tile's records begin; the records, joined, and its cost
+//   emit    tiles        the begin of each tile's records; the records, joined; the tile's cost
 //   sort    tiles        tiles by falling cost: in chunks, then of all (device_rank.cuh)
-//   split   tiles        where tiles are split, the works: tiles, the longest of them in splits
+//   split   tiles        the works, if tiles are split: tiles, and splits of the longest
 //
 // Builds of many slices or tiles have no bins: one cluster scans the tallies (place), and a second
 // walk of the slices fills the room of each tile (fill). One cluster sorts many tiles.
@@ -27,14 +27,14 @@ namespace magi {
 /// The begin of the workspace. All zero before a build.
 struct DeviceListHeader {
   std::uint64_t bad_slice = 0;        ///< bad_slice_word of the first bad slice
-  std::uint64_t num_records = 0;      ///< that the list needs
+  std::uint64_t num_records = 0;      ///< records that the list needs
   std::uint64_t list_cost = 0;        ///< sum of the list's tiles
-  std::int32_t max_cost = 0;          ///< of the list's tiles
+  std::int32_t max_cost = 0;          ///< the largest cost of the list's tiles
   std::int32_t max_cost_inverse = 0;  ///< 2^30 - the least cost
   std::int32_t is_overflowing = 0;    ///< num_records exceeds the capacity
   std::int32_t is_splitting = 0;      ///< `split` makes the works
   ListOutcome outcome;
-  unsigned ticket = 0;  ///< of the forward kernel
+  unsigned ticket = 0;  ///< ticket counter of the forward kernel
 };
 
 /// The inputs that a build needs besides its slices.
@@ -47,25 +47,25 @@ struct DeviceListShape {
   std::int64_t record_capacity = 0;
 };
 
-/// The most packed heads that are allowed: tiles of fewer tokens cost no more in sum. At ties the
-/// host takes fewer heads, which are no faster.
+/// Returns the most packed heads that are allowed, because tiles of fewer tokens cost no more in
+/// sum. At ties the host takes fewer heads, which are no faster.
 std::int32_t device_packed_heads(const ForwardProblem& problem, const TileShape& shape);
 
-/// Records that suffice for any mask of few slices, and for slices that overlap little.
+/// Returns enough records for any mask of few slices, and for slices that overlap little.
 std::int64_t default_record_capacity(const DeviceListShape& shape);
 
 /// The places of the parts of a list, in bytes from the workspace's begin.
 struct DeviceListLayout {
-  ForwardList frame;  ///< without contents
+  ForwardList frame;  ///< the list without contents
   TileGrid grid;
   std::int32_t max_works = 0;
   std::int32_t max_split_tiles = 0;
   std::size_t tallies = 0;        ///< TileTally[tiles]
   std::size_t group_records = 0;  ///< int32[kMostTileGroups]: sums over groups of tiles
   std::size_t zeroed_bytes = 0;   ///< the header and all parts above
-  std::size_t placed = 0;         ///< TileWork[tiles]: whole, by index
+  std::size_t placed = 0;         ///< TileWork[tiles]: unsplit, by index
   std::size_t slices = 0;         ///< BandRecord[num_slices]
-  std::size_t tiles = 0;          ///< TileWork[tiles]: whole, in order, if some are split
+  std::size_t tiles = 0;          ///< TileWork[tiles]: unsplit, in order, if some are split
   std::size_t works = 0;          ///< TileWork[max_works]: the list
   std::size_t split_tiles = 0;    ///< SplitTile[max_split_tiles]: the list
   std::size_t begins = 0;         ///< int32[tiles], first record of a tile; negative: not stored

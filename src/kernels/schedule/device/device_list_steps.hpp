@@ -10,7 +10,7 @@
 // sums or maxima of integers, so threads in any order make the same list.
 namespace magi {
 
-/// Slices as the caller holds them: int32 arrays without gaps.
+/// The caller's slices: int32 arrays without gaps.
 struct SliceArrays {
   const std::int32_t* q_ranges = nullptr;  ///< [count, 2]
   const std::int32_t* k_ranges = nullptr;  ///< [count, 2]
@@ -27,17 +27,17 @@ struct CheckedSlice {
   SliceField bad_field = SliceField::None;
 };
 
-/// What slices add to a q tile's tally.
+/// A q tile's tally over the slices that it sees.
 struct TileTally {
   std::uint64_t num_k_tiles = 0;
   std::int32_t num_records = 0;
   std::int32_t end_slice = 0;      ///< last slice that it sees + 1
-  std::int32_t begin_inverse = 0;  ///< count - first slice that it sees: a maximum too
+  std::int32_t begin_inverse = 0;  ///< count - first slice that it sees, also a maximum
   std::int32_t padding = 0;
 };
 static_assert(sizeof(TileTally) == 24);
 
-/// The way the queries are cut into tiles.
+/// The grid of q tiles.
 struct TileGrid {
   std::int32_t rows_q = 0;
   std::int32_t tile_tokens = 1;
@@ -62,8 +62,8 @@ MAGI_HOST_DEVICE std::int32_t clamp_row(std::int32_t value, std::int32_t low, st
   return value < low ? low : (value > high ? high : value);
 }
 
-/// Clamps range ends into the tensors and to at least their begins; a slice of no known type is
-/// empty. Diagonals are those of the clamped ranges.
+/// Reads a slice. Clamps range ends into the tensors and to at least their begins; a slice of
+/// unknown type is empty. Diagonals are those of the clamped ranges.
 MAGI_HOST_DEVICE CheckedSlice read_slice(const SliceArrays& slices, std::int32_t index,
                                          std::int32_t rows_q, std::int32_t rows_k) {
   const std::int64_t pair = std::int64_t{2} * index;
@@ -93,7 +93,7 @@ MAGI_HOST_DEVICE CheckedSlice read_slice(const SliceArrays& slices, std::int32_t
   return result;
 }
 
-/// The largest word names the first bad field of the first bad slice; 0: none.
+/// Returns a word whose maximum over slices names the first bad field of all; 0: none.
 MAGI_HOST_DEVICE std::uint64_t bad_slice_word(std::int32_t index, SliceField field) {
   if (field == SliceField::None) return 0;
   return ~((static_cast<std::uint64_t>(index) << 3) | static_cast<std::uint64_t>(field));
@@ -104,7 +104,7 @@ struct BadSliceField {
   SliceField field = SliceField::None;
 };
 
-/// The inverse of a word other than 0.
+/// Returns the field that a word other than 0 names.
 MAGI_HOST_DEVICE BadSliceField bad_slice_of(std::uint64_t word) {
   BadSliceField bad;
   bad.index = static_cast<std::int64_t>(~word >> 3);
@@ -112,7 +112,7 @@ MAGI_HOST_DEVICE BadSliceField bad_slice_of(std::uint64_t word) {
   return bad;
 }
 
-/// Tiles that a shrunk slice reaches.
+/// Returns the tiles that a shrunk slice reaches.
 MAGI_HOST_DEVICE Range reached_tiles(const TileGrid& grid, const BandSlice& band) {
   Range tiles;
   if (band.q0 >= band.q1) return tiles;
@@ -129,14 +129,13 @@ MAGI_HOST_DEVICE Range rows_of_tile(const TileGrid& grid, std::int32_t tile) {
   return rows;
 }
 
-/// The tile's record of a slice; empty if the tile sees none of its keys.
+/// Returns the tile's record of a slice, empty if the tile sees none of its keys.
 MAGI_HOST_DEVICE BandSlice part_of_tile(const TileGrid& grid, const BandSlice& band,
                                         std::int32_t tile) {
   return shrink(cut_q(band, rows_of_tile(grid, tile)));
 }
 
-/// What one record adds to its tile's tally: the first two members are summed, the others are
-/// maxima.
+/// Returns the tally of one record. A tile's tally sums the first two members; others are maxima.
 MAGI_HOST_DEVICE TileTally tally_of_part(const TileGrid& grid, const BandSlice& part,
                                          std::int32_t tile, std::int32_t keys, std::int32_t slice,
                                          std::int32_t num_slices) {
@@ -163,8 +162,7 @@ MAGI_HOST_DEVICE std::int32_t cost_of_tally(const TileGrid& grid, const TileShap
   return static_cast<std::int32_t>(cost < kMaxTileCost ? cost : kMaxTileCost);
 }
 
-/// The item, without cost, of a tile whose records would begin at `begin` of `capacity`; see
-/// TileWork.
+/// Returns the item, without cost, of a tile whose records would begin at `begin` of `capacity`.
 MAGI_HOST_DEVICE TileWork work_of_tile(std::int32_t tile, const TileTally& tally,
                                        std::int64_t begin, std::int64_t capacity,
                                        std::int32_t num_slices) {

@@ -29,8 +29,8 @@ struct alignas(16) KeyRecord {
 };
 static_assert(sizeof(KeyRecord) == 32);
 
-/// From q tile `q_tile` to the record's next run, the record adds to dQ when the semaphore has
-/// `value`: the number of records of its component that add before it.
+/// A run of a record's q tiles: from `q_tile` to the record's next run, it adds to dQ when the
+/// semaphore has `value`, the number of records of its component that add before it.
 struct alignas(16) SemaphoreRun {
   std::int32_t q_tile = 0;
   std::int32_t value = 0;

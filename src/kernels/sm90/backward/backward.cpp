@@ -19,7 +19,7 @@
 namespace magi::sm90 {
 namespace {
 
-/// Tiles of 64 rows, as prepare and the converting kernel see them, in a q tile of the main kernel.
+/// The number of tiles of the preprocess and postprocess kernels in a q tile of the main one.
 std::int32_t tiles_per_q_tile(const BackwardList& list) { return list.shape.rows / kTileRows; }
 
 PackedRows packed_rows(const BackwardList& list) {
@@ -34,7 +34,7 @@ std::int64_t num_words(const BackwardList& list) {
   return list.num_counters() + list.num_late_counters();
 }
 
-/// The arguments of the kernel before the main one.
+/// The arguments of the preprocess kernel.
 PrepareParams prepare_params(const BackwardArgs& args, const BackwardState& state,
                              void* workspace) {
   const BackwardLayout layout = backward_layout(state);
@@ -82,7 +82,7 @@ void add_sink_gradient(const BackwardArgs& args, const BackwardState& state, voi
                         stream);
 }
 
-/// dout as the main kernel reads it: 16 bits per element.
+/// Returns dout with 16-bit elements, as the main kernel reads it.
 TensorView half_dout(const BackwardArgs& args, const BackwardState& state, void* workspace) {
   if (state.dout_type != DType::Float32) return args.dout;
   TensorView copy = args.dout;
@@ -92,7 +92,7 @@ TensorView half_dout(const BackwardArgs& args, const BackwardState& state, void*
   return copy;
 }
 
-/// Elements between rows of a q tile, a power of two apart, that begin at a multiple of it.
+/// Elements from a q tile's row r to row r + `rows`, a power of two that divides r.
 std::int64_t packed_stride(const StridedRows& target, std::int32_t packed_heads,
                            std::int32_t rows) {
   return rows < packed_heads ? rows * target.head_stride : rows / packed_heads * target.row_stride;
@@ -107,7 +107,7 @@ void set_tensors(BackwardParams& params, const BackwardArgs& args, const Backwar
                       strided_rows(half_dout(args, state, workspace))};
     return;
   }
-  // Without rows of q no tile is loaded; a descriptor needs some address all the same.
+  // Without rows of q no tile is loaded, but a descriptor needs some address.
   const bool has_rows = list.problem.rows_q > 0;
   const TensorBox query_box{list.packed_heads, list.tile_tokens};
   params.q = make_tensor_map(has_rows ? args.q : args.k, query_box);
@@ -160,7 +160,7 @@ DqOrder dq_order(const BackwardState& state, unsigned* semaphores) {
 DqCompletion dq_completion(const BackwardArgs& args, const BackwardState& state) {
   const std::int32_t ctas = state.instance->config.ctas();
   const std::int32_t num_pairs = device_info(args.q.device).num_sms / ctas;
-  // Without items there is no main kernel, and nothing is in front but what makes ready.
+  // Without items there is no main kernel that could signal.
   const bool has_order = state.list.is_ordered && state.num_ctas > 0;
   // A kernel of another call may not begin early: it could write into this one's workspace.
   const bool has_next =
@@ -198,7 +198,7 @@ KeyGradients key_gradients(const BackwardArgs& args, const BackwardProblem& prob
 
 BackwardItems backward_items(const BackwardState& state, unsigned* ticket) {
   const BackwardList& list = state.list;
-  const bool has_lists = state.parts.tiles_per_list > 0;  // of which the host knows the items
+  const bool has_lists = state.parts.tiles_per_list > 0;  // then the host knows num_items
   BackwardItems items{.is_group_first = list.is_group_first,
                       .tiles = state.parts.tiles,
                       .records = state.parts.records,
@@ -214,7 +214,7 @@ BackwardItems backward_items(const BackwardState& state, unsigned* ticket) {
   return items;
 }
 
-/// `counters`: those of BackwardList::num_late_counters.
+/// `counters`: BackwardList::num_late_counters of them.
 InFlightItems in_flight_items(const BackwardState& state, unsigned* counters) {
   const BackwardList& list = state.list;
   const InFlightKeys& coming = list.problem.coming;
@@ -251,8 +251,8 @@ BackwardParams backward_params(const BackwardArgs& args, const BackwardState& st
   return params;
 }
 
-/// Enqueues the kernel in front of the main one. It runs beside a push that is right in front of
-/// it, or beside the making of the list.
+/// Enqueues the preprocess kernel. It runs beside the push, or the making of the list, that comes
+/// just before it on the stream.
 void launch_prepare(PrepareParams params, const BackwardState& state, DType type,
                     bool is_beside_push, cudaStream_t stream) {
   constexpr std::int32_t kLateCtas = 264;  // enough to clear sums at the speed of memory
@@ -262,7 +262,7 @@ void launch_prepare(PrepareParams params, const BackwardState& state, DType type
   prepare_backward(params, type, stream);
 }
 
-/// Brings what the device reads of the list there, and lets go of it here.
+/// Copies the parts of the list that kernels read to the device, and frees them on the host.
 void keep_on_device_sync(BackwardState& state) {
   BackwardList& list = state.list;
   state.lists = lists_to_device_sync(
@@ -299,8 +299,8 @@ void launch_items(const BackwardParams& params, const BackwardState& state,
   if (state.num_ctas > 0) instance.launch(params, state.num_ctas, start, stream);
 }
 
-/// Launches the kernel for sums without an order, if the host does not know whether they have one:
-/// of two launches one has no items.
+/// Launches the kernel for unordered sums, if the host does not know whether sums are ordered: one
+/// of the two launches has no items.
 void launch_unordered(BackwardParams params, const BackwardArgs& args, const BackwardState& state,
                       cudaStream_t stream) {
   params.dq_order.is_ordered = false;
@@ -336,7 +336,7 @@ BackwardProblem backward_problem(const BackwardArgs& args, std::int32_t num_ctas
           .coming = coming};
 }
 
-/// Converts costs in q tiles, which were measured in tiles of 64 rows.
+/// Returns the tile shape. Costs were measured in tiles of 64 rows, and count q tiles here.
 BackwardTileShape tile_shape(const BackwardConfig& config) {
   BackwardTileShape shape{.rows = config.rows,
                           .keys = config.tile_keys(),
@@ -479,7 +479,7 @@ void BackwardRun::prepare() {
 
 void BackwardRun::attend() {
   const DeviceScope scope(device_);
-  // Without flags the push is right behind `prepare`: what others wait for goes first.
+  // Without flags the push comes right after `prepare`, because other ranks wait for it.
   if (!has_flags()) add_sink_gradient(args_, state_, memory_.workspace, stream_);
   BackwardParams params = params_;
   if (has_waiting_tiles()) {

@@ -12,8 +12,7 @@
 #include "kernels/sm90/backward/prepare.hpp"
 #include "magi/attention_cuda.hpp"
 
-// The backward on Hopper behind src/kernels/attention, which has checked the arguments and made the
-// device current.
+// The backward on Hopper. Its caller has checked the arguments and made the device current.
 namespace magi::sm90 {
 
 /// The contents of a list in device memory.
@@ -22,13 +21,13 @@ struct BackwardListOnDevice {
   const KeyRecord* records = nullptr;
   const SemaphoreRun* semaphore_runs = nullptr;
   const std::int32_t* tile_components = nullptr;
-  const TileSemaphores* tile_semaphores = nullptr;  ///< null: of several lists
+  const TileSemaphores* tile_semaphores = nullptr;  ///< null if there are several lists
   std::int32_t num_left = 0;                        ///< see BackwardList::left_tiles
   const std::int32_t* left_tiles = nullptr;
-  const TileArrival* arrivals = nullptr;     ///< [k tiles], where keys come
-  const BackwardOutcome* outcome = nullptr;  ///< of a list made on the device, like `order`
+  const TileArrival* arrivals = nullptr;     ///< [k tiles], if keys are in flight
+  const BackwardOutcome* outcome = nullptr;  ///< set if the device makes the list, like `order`
   const std::int32_t* order = nullptr;       ///< see BackwardItems
-  /// The outcome of the launch for lists whose sums have no order; null: there is no such launch.
+  /// The outcome for the launch that runs lists with unordered sums; null: there is no such launch.
   const BackwardOutcome* unordered = nullptr;
   unsigned* unordered_ticket = nullptr;
   const std::int32_t* converted_tiles = nullptr;  ///< see DqOutput
@@ -36,8 +35,8 @@ struct BackwardListOnDevice {
   const std::uint32_t* seen_keys = nullptr;
   std::int32_t tiles_per_list = 0;  ///< likewise; then `outcome` has one for each kv head
   std::int32_t records_per_list = 0;
-  /// Whether kernels make it right in front of this call's first, which then runs beside them. Not
-  /// where a run of the same call is in front, whose memory this one takes.
+  /// Whether kernels that make the list come just before this call's first kernel, which then runs
+  /// beside them. False if a run of the same call comes before, whose memory this one reuses.
   bool is_under_way = false;
 };
 
@@ -47,10 +46,10 @@ struct BackwardState {
   const BackwardInstance* softcap_instance = nullptr;
   DType dout_type = DType::BFloat16;
   std::int32_t num_ctas = 0;
-  /// Once it is on the device, without its records and what says where they add.
+  /// The list. Once it is on the device, this copy lacks the parts that kernels read.
   BackwardList list;
   BackwardListOnDevice parts;
-  std::vector<DeviceList> lists;  ///< that hold the parts; none of a list made on the device
+  std::vector<DeviceList> lists;  ///< the memory of `parts`; empty if the device makes the list
 
   std::int64_t size_bytes() const;
 };
@@ -68,17 +67,17 @@ struct BackwardLayout {
 };
 BackwardLayout backward_layout(const BackwardState& state);
 
-/// The list for the problem of `args`, on the current device, for one of `instances`, which are
-/// ordered by rising dims.
+/// Makes the list for the problem of `args`, on the current device, for the first of `instances`
+/// that fits; these are ordered by rising dims.
 BackwardState make_backward(std::span<const BackwardInstance> instances, const BackwardArgs& args,
                             const BackwardTuning& tuning, const InFlightKeys& coming);
 
-/// Enqueues a run whose keys are all there; `workspace` is as long as the layout says.
+/// Enqueues a run whose keys have all arrived; `workspace` has BackwardLayout::size_bytes.
 void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void* workspace,
                       cudaStream_t stream);
 
-/// One run in parts, on the device that is current as it begins. The state outlives it, like a
-/// workspace that it does not own.
+/// One run in parts, on the device that is current at construction. The state outlives it, and so
+/// does a workspace that it does not own.
 class BackwardRun final : public InFlightBackward {
  public:
   BackwardRun(const BackwardArgs& args, const BackwardState& state, RunMemory memory,
@@ -93,10 +92,10 @@ class BackwardRun final : public InFlightBackward {
 
  private:
   bool has_flags() const { return keys_.flags != nullptr; }
-  /// Whether tiles wait for keys by themselves, and leave over work whose keys are late.
+  /// Whether work tiles wait for keys by themselves, and are deferred if these are late.
   bool has_waiting_tiles() const { return has_flags() && state_.list.awaits_keys(); }
-  /// Brings where the gradients of keys go to the device: with the preprocess kernel, or where they
-  /// are too many for its arguments by kernels of their own.
+  /// Copies the destinations of key gradients to the device: with the preprocess kernel or, if they
+  /// are too many for its arguments, by other kernels.
   void keep_destinations(std::span<const PartGradients> gradients);
 
   BackwardArgs args_;
@@ -110,7 +109,7 @@ class BackwardRun final : public InFlightBackward {
   KeyDestination* destinations_ = nullptr;
 };
 
-/// The results that the first kernel of a run leaves for those behind it.
+/// The results that the preprocess kernel of a run leaves for later kernels.
 struct PreparedRows {
   PackedRows packed;
   const float* lse_log2 = nullptr;
@@ -119,8 +118,8 @@ struct PreparedRows {
 };
 PreparedRows prepared_rows(const BackwardArgs& args, const BackwardState& state, void* workspace);
 
-/// Enqueues a run but for dq: what makes it comes next, also where the main kernel makes no sums
-/// of it (BackwardConfig::makes_dq).
+/// Enqueues a run without the kernel that makes dq, which the caller enqueues next. The main kernel
+/// may make no dQ sums (BackwardConfig::makes_dq).
 BackwardParams enqueue_main(const BackwardArgs& args, const BackwardState& state, void* workspace,
                             cudaStream_t stream);
 
@@ -142,7 +141,7 @@ BackwardProblem backward_problem(const BackwardArgs& args, std::int32_t num_ctas
 /// The state for tensors like those of `args`, without a list.
 BackwardState backward_state(std::span<const BackwardInstance> instances, const BackwardArgs& args);
 BackwardTileShape tile_shape(const BackwardConfig& config);
-/// CTAs, or clusters of them, that take items of the main kernel.
+/// The number of CTAs, or clusters, that take items of the main kernel.
 std::int32_t count_walkers(const BackwardState& state, std::int32_t device, std::int32_t sm_margin);
 
 }  // namespace magi::sm90

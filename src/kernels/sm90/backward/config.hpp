@@ -14,13 +14,13 @@ enum class KernelForm : std::uint8_t {
   /// q tiles of 128 rows, where the head dim leaves registers for them: each warpgroup multiplies
   /// dQ of its half of the rows, not of the columns.
   Wide,
-  LongQueries,  ///< Narrow, where dK and dV of 64 keys leave room for one array of scores
-  /// One warpgroup has no room for dK and dV of 64 keys: both share 64 keys, each sums half of the
-  /// columns, and two CTAs, a cluster, have a k tile.
+  LongQueries,  ///< Narrow, but dK and dV of 64 keys leave registers for one array of scores only
+  /// dK and dV of 64 keys do not fit one warpgroup's registers: both warpgroups share 64 keys, each
+  /// sums half of the columns, and a cluster of two CTAs has a k tile.
   SharedKeys,
-  /// Each warpgroup walks q tiles of its own, every second step, and sums dK and dV of all 64 keys:
-  /// under masks of blocks so short that 128 keys would be of several blocks, seen by other rows.
-  /// dQ is made by another kernel.
+  /// Each warpgroup walks its own q tiles, every second step, and sums dK and dV of all 64 keys:
+  /// for masks of blocks so short that a tile of 128 keys would hold several, seen by different
+  /// rows. Another kernel computes dQ.
   OwnRows,
   /// A kernel of kernels/mma: `mma_warps` warps, each with blocks of 32 rows or keys, copy and
   /// multiply. It reads tensors by address.
@@ -32,10 +32,10 @@ struct BackwardConfig {
   DType type = DType::BFloat16;
   int dim_qk = 128;  ///< head dim of q and k as held on chip: the tensors' dim is at most this
   int dim_v = 128;   ///< likewise of v, out and dout
-  /// Scores have a softcap. At head dims above 128 they may have one: these kernels ask the call.
+  /// Scores have a softcap. Kernels of head dims above 128 set this and ask the call at run time.
   bool has_softcap = false;
-  /// Sums of dQ are taken in the order of the list: where the caller asks for equal bits from call
-  /// to call, and where that costs less than clearing the sums.
+  /// Additions to dQ sums follow the order of the list: if the caller asks for equal bits from call
+  /// to call, or if that costs less than clearing the sums.
   bool is_ordered = false;
   KernelForm form = KernelForm::Narrow;
   int q_stages = 4;
@@ -48,21 +48,21 @@ struct BackwardConfig {
 
   static constexpr int consumers = 2;  ///< warpgroups
   constexpr bool is(KernelForm other) const { return form == other; }
-  /// Registers of a thread of the producer's and of each consumer warpgroup. A producer that loads
-  /// more needs more.
+  /// Registers per thread of the producer's warpgroup and of each consumer warpgroup. A producer
+  /// that loads more needs more.
   constexpr int producer_registers() const { return is(KernelForm::SharedKeys) ? 32 : 24; }
   constexpr int consumer_registers(int warpgroup) const {
     return is(KernelForm::SharedKeys) && warpgroup == 1 ? 232 : 240;
   }
 
-  /// Registers that a launch gives each thread. NOTE: raising more than that in sum waits for ever.
+  /// Registers that a launch gives each thread. NOTE: raising more in sum waits for ever.
   static constexpr int launch_registers = 65536 / (128 * (consumers + 1)) / 8 * 8;
   constexpr bool has_registers() const {
     return consumer_registers(0) + consumer_registers(1) + producer_registers() <=
            (consumers + 1) * launch_registers;
   }
 
-  /// The same config with sums of dQ in order or not.
+  /// Returns this config with another is_ordered.
   constexpr BackwardConfig ordered(bool is_so) const {
     BackwardConfig config = *this;
     config.is_ordered = is_so;
@@ -78,31 +78,32 @@ struct BackwardConfig {
   constexpr int score_bytes() const { return rows * keys * 2; }
   /// Each warpgroup writes half of the columns of dK and dV, of all keys.
   constexpr bool has_half_columns() const { return keys == 64; }
-  /// CTAs that have a k tile together, and the keys of all of them.
+  /// CTAs that share a k tile, and its keys.
   constexpr int ctas() const { return is(KernelForm::SharedKeys) ? 2 : 1; }
   constexpr int tile_keys() const { return keys * ctas(); }
-  /// Bytes of the columns of K by which a CTA multiplies the other one's dS.
+  /// Bytes of the other CTA's K columns, by which this CTA multiplies the other CTA's dS.
   constexpr int peer_k_bytes() const { return is(KernelForm::SharedKeys) ? k_bytes() / ctas() : 0; }
-  /// Columns of dK and of dV that one warpgroup writes and, but with rows of its own, sums.
+  /// Columns of dK (dV) that one warpgroup writes. It also sums these columns, or all of them with
+  /// OwnRows.
   constexpr int dk_columns() const { return has_half_columns() ? dim_qk / consumers : dim_qk; }
   constexpr int dv_columns() const { return has_half_columns() ? dim_v / consumers : dim_v; }
   /// Warpgroups that read a step's queries.
   constexpr int step_readers() const { return is(KernelForm::OwnRows) ? 1 : consumers; }
-  /// Buffers of dS: a warpgroup writes one while dQ is made of the other.
+  /// Buffers of dS: a warpgroup writes one while products for dQ read the other.
   static constexpr int score_stages = 2;
-  /// Those and behind them, where warpgroups share keys, two of P and two of the other CTA's dS.
+  /// All 16-bit score buffers; with SharedKeys also two of P and two of the other CTA's dS.
   constexpr int score_buffers() const {
     return score_stages + (is(KernelForm::SharedKeys) ? 4 : 0);
   }
   constexpr bool makes_dq() const { return !is(KernelForm::OwnRows); }
-  /// Steps whose info is kept: more where one thread tells of steps and others load them.
+  /// Steps whose info is kept: more if one thread publishes steps and others load their rows.
   constexpr int step_stages() const { return is(KernelForm::OwnRows) ? 16 : 8; }
-  /// Whether a warp of the kernel makes dq of complete sums, where these are ordered: its buffers
-  /// take shared memory.
+  /// Whether a warp of the kernel converts complete sums into dq, if additions are ordered. Its
+  /// buffers take shared memory.
   constexpr bool has_converter() const {
     return is_ordered && dim_qk <= 128 && !is(KernelForm::Mma);
   }
-  /// CTAs of a multiprocessor.
+  /// CTAs that run on one multiprocessor.
   constexpr int ctas_per_sm() const {
     return is(KernelForm::Mma) ? (dim_qk == 64 ? 12 : 8) / mma_warps : 1;
   }

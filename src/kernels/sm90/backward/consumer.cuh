@@ -7,10 +7,10 @@
 
 namespace magi::sm90 {
 
-/// One warpgroup: 64 keys of the k tile, their dK and dV in registers from the first to the last
-/// step of an item. The next step's scores (not those of a wide tile) and the last step's dQ are
-/// made during a step, so that all arithmetic has products to run beside; the warpgroups may be
-/// almost a step apart.
+/// One warpgroup: 64 keys of the k tile, with dK and dV in registers from the first to the last
+/// step of an item. During a step it also computes the previous step's dQ and, but for wide tiles,
+/// the next step's scores, so products run beside all other arithmetic. Warpgroups may be almost a
+/// step apart.
 template <BackwardConfig kC>
 class BackwardConsumer {
  public:
@@ -85,7 +85,7 @@ class BackwardConsumer {
     finish_item(dq);
   }
 
-  /// Multiplies and adds dQ of the last step, while its dK is being multiplied.
+  /// Computes and adds dQ of the last step, while its dK is being computed.
   template <int kCount>
   __device__ __forceinline__ void finish_item(float (&dq)[kCount]) {
     wait_score_gradients(num_steps_ - 1);
@@ -99,25 +99,25 @@ class BackwardConsumer {
     add_dq(shared_, params_, warpgroup_, step, view_.info(step).sum, is_first, dq_of(dq));
   }
 
-  // Where a step is in the rings.
+  // The place of a step in the rings.
   using QPlace = RingPlace<kC.q_stages>;
   using ScorePlace = RingPlace<kC.score_stages>;
 
-  /// Waits for dS of both warpgroups, and until both are done with the dQ of the step before.
+  /// Waits until both warpgroups have stored dS and completed the dQ of the step before.
   __device__ __forceinline__ void wait_score_gradients(std::uint32_t step) const {
     shared_.score_gradients_full.wait(ScorePlace(step));
   }
-  /// Whether that wait would be over; asked ahead, for the answer takes a while.
+  /// Whether that wait would return at once; called ahead, because the test has latency.
   __device__ __forceinline__ bool has_score_gradients(std::uint32_t step) const {
     return __all_sync(0xffffffffu, shared_.score_gradients_full.test(ScorePlace(step))) != 0;
   }
-  /// Says that this warp has stored its dS and taken dQ of the step before.
+  /// Signals that this warp has stored its dS and completed its dQ of the step before.
   __device__ __forceinline__ void arrive_score_gradients() const {
     arrive_warp(shared_.score_gradients_full.at(ScorePlace(num_steps_)));
   }
 
-  /// The place where the warpgroup's keys begin in a panel. Found anew at each use: descriptors
-  /// made of a value that the compiler knows to be constant would stay in registers.
+  /// The bytes to the warpgroup's keys in a panel. Computed at each use: if the compiler knew that
+  /// the value is constant, it would keep descriptors made of it in registers.
   __device__ __forceinline__ static int key_bytes() {
     return (ptx::uniform(ptx::thread_index() >> 7) - 1) * (64 * tile::kPanelRowBytes);
   }
@@ -138,7 +138,7 @@ class BackwardConsumer {
     return shared_.lse_log2[QPlace(step).stage()];
   }
 
-  /// Issues dQ = dS K of a step, this warpgroup's columns or, of a wide tile, rows.
+  /// Issues dQ = dS K of a step: this warpgroup's columns or, in a wide tile, its rows.
   template <int kCount>
   __device__ __forceinline__ void issue_dq(std::uint32_t step, float (&to)[kCount]) {
     constexpr int kBytes = kC.dq_columns() * 2;
@@ -161,16 +161,16 @@ class BackwardConsumer {
     ptx::pin(x);
   }
 
-  /// The step whose scores are made during the present one. After the last step of an item nobody
-  /// has waited for the queries, and what is made of them is dropped: in builds for racecheck it is
-  /// made of the present step's, which would cost registers in others.
+  /// The step whose scores the present one computes. After the last step of an item nobody has
+  /// waited for these queries, and the scores are discarded. Builds for racecheck use the present
+  /// step's queries instead, which would cost registers in others.
   __device__ __forceinline__ std::uint32_t next_step(bool is_last) const {
     return num_steps_ + (ptx::kArrivalsPerWarp == 32 && is_last ? 0 : 1);
   }
 
   /// One step n. The products follow each other in the tensor cores' queue in the order dP(n),
-  /// dV(n), S(n + 1), dQ(n - 1), dK(n); `p` holds P(n) on entry and P(n + 1) on exit. True after
-  /// the last step of the item.
+  /// dV(n), S(n + 1), dQ(n - 1), dK(n); `p` holds P(n) on entry and P(n + 1) on exit. Returns true
+  /// after the last step of the item.
   ///
   /// | issue   | awaits             | in flight | then                                         |
   /// |---------|--------------------|-----------|----------------------------------------------|
@@ -183,18 +183,18 @@ class BackwardConsumer {
   /// | dK(n)   | add full, n - 1    | S, dQ, dK | wait S in other, and dQ; arrive dS full      |
   /// |         |                    | dK        | dQ leaves p for its sum; p = P(n+1) of other |
   ///
-  /// dK and dV stay in registers throughout. dQ leaves before the next exponentials are taken: its
-  /// registers are read while they are. The other warpgroup's dS is awaited a step late.
+  /// dK and dV stay in registers throughout. dQ is stored before the next exponentials, during
+  /// which its registers are read. The other warpgroup's dS is awaited a step late.
   __device__ __forceinline__ bool run_step(bool is_first, Scores& p, Scores& other) {
     const bool is_last = (next_flags_ & kLastStep) != 0;
-    // dP begins while dK of the step before runs; then Q of that step is free, and P is packed.
+    // dP starts while dK of the step before runs. Then Q of that step is released and P packed.
     issue_dp(other);
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
     ptx::pin(dk_);
     if (num_steps_ > 0) view_.release_queries(num_steps_ - 1);
     tile::pack_fragments<kC.type, kC.rows>(p, packed_);
-    // dV runs while dP becomes dS.
+    // dV runs while dS is computed from dP.
     view_.issue_dv(num_steps_, packed_, dv_);
     if (!is_last) view_.wait_queries(num_steps_ + 1);
     const std::uint32_t next = next_step(is_last);
@@ -205,7 +205,7 @@ class BackwardConsumer {
                                   params_.softmax.score);
     ptx::pin(p);
     next_flags_ = view_.flags(next);
-    // S of the next step runs while dV ends and dS goes to shared memory.
+    // S of the next step runs while dV ends and dS is stored in shared memory.
     issue_scores(next, lse_log2, other);
     const bool are_gradients_there = has_score_gradients(num_steps_ - 1);
     ptx::wgmma_wait<1>();
@@ -216,7 +216,7 @@ class BackwardConsumer {
     ptx::pin(packed_);
     if (!is_first && !are_gradients_there) wait_score_gradients(num_steps_ - 1);
     store_score_gradients();
-    // dQ of the step before takes the registers of dS, which is packed.
+    // dQ of the step before reuses the registers of dS, which has been packed.
     issue_dq(num_steps_ - 1, p);
     view_.issue_dk(num_steps_, packed_, dk_);
     const std::int32_t sum = view_.info(num_steps_ - 1).sum;
@@ -225,7 +225,7 @@ class BackwardConsumer {
     ptx::pin(other);
     ptx::pin(dq_of(p));
     arrive_score_gradients();
-    // dK runs while dQ leaves and S of the next step becomes P.
+    // dK runs while dQ is added to its sum and P of the next step is computed.
     if (!is_first) {
       add_dq(shared_, params_, warpgroup_, num_steps_ - 1, sum, is_first_add, dq_of(p));
     }
@@ -237,9 +237,8 @@ class BackwardConsumer {
     return is_last;
   }
 
-  /// One step n of a wide tile. Two arrays of scores are all that there is room for, so each step
-  /// makes its own S, and dQ takes the registers of one of them. True after the last step of the
-  /// item.
+  /// One step n of a wide tile. Registers hold two arrays of scores only, so each step computes its
+  /// own S, and dQ reuses one of the arrays. Returns true after the last step of the item.
   ///
   /// | issue   | awaits             | in flight  | then                                           |
   /// |---------|--------------------|------------|------------------------------------------------|
@@ -251,7 +250,7 @@ class BackwardConsumer {
   /// | dK(n)   | add full, n - 1    | dV, dQ, dK | dS to shared memory; wait dV and dQ            |
   /// |         |                    | dK         | hand dO(n) back; arrive dS full; dQ leaves     |
   ///
-  /// NOTE: dK of the step before is awaited first, or ptxas does so later, where it costs more.
+  /// NOTE: dK of the step before is awaited first; ptxas would do so later, where it costs more.
   __device__ __forceinline__ bool run_wide_step(bool is_first) {
     view_.wait_queries(num_steps_);
     next_flags_ = view_.flags(num_steps_);
@@ -261,14 +260,14 @@ class BackwardConsumer {
     ptx::pin(dk_);
     issue_scores(num_steps_, lse_log2, even_);
     if (num_steps_ > 0) view_.release_queries(num_steps_ - 1);
-    // dP runs while S becomes P.
+    // dP runs while P is computed from S.
     issue_dp(odd_);
     const bool are_gradients_there = has_score_gradients(num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(even_);
     mask_and_exponentiate(num_steps_, even_);
     tile::pack_fragments<kC.type, kC.rows>(even_, probabilities_);
-    // dV runs while dP becomes dS.
+    // dV runs while dS is computed from dP.
     view_.issue_dv(num_steps_, probabilities_, dv_);
     ptx::wgmma_wait<1>();
     ptx::pin(odd_);
@@ -276,7 +275,7 @@ class BackwardConsumer {
                                                 view_.place().column, params_.softmax.score);
     tile::pack_fragments<kC.type, kC.rows>(odd_, packed_);
     ptx::pin(packed_);
-    // dQ of the step before and dK run while dS goes to shared memory.
+    // dQ of the step before and dK run while dS is stored in shared memory.
     if (!is_first && !are_gradients_there) wait_score_gradients(num_steps_ - 1);
     DqColumns dq;
     issue_dq(num_steps_ - 1, dq);
@@ -290,7 +289,7 @@ class BackwardConsumer {
     ptx::pin(dq);
     view_.release_dout(num_steps_);
     arrive_score_gradients();
-    // dK runs while dQ leaves.
+    // dK runs while dQ is added to its sum.
     if (!is_first) {
       add_dq(shared_, params_, warpgroup_, num_steps_ - 1, sum, is_first_add, dq);
     }
@@ -303,7 +302,7 @@ class BackwardConsumer {
     mask_step(x, view_.info(step), 64 * warpgroup_ + at.row, at.column, params_.query.packed_shift);
   }
 
-  /// Stores dS^T in shared memory, the rows of all keys.
+  /// Stores dS^T of the warpgroup's keys in shared memory.
   __device__ __forceinline__ void store_score_gradients() {
     const tile::FragmentPlace at = view_.place();
     const std::uint32_t first = first_word(shared_.scores[ScorePlace(num_steps_).stage()],
@@ -319,7 +318,7 @@ class BackwardConsumer {
   const int warpgroup_;
   std::uint32_t num_steps_ = 0;
   RingPlace<1> item_;
-  int next_flags_ = 0;  ///< flags of the step whose scores are being made
+  int next_flags_ = 0;  ///< flags of the step whose scores are being computed
   float dk_[kC.dim_qk / 2];
   float dv_[kC.dim_v / 2];
   Scores even_;

@@ -10,15 +10,15 @@
 #include "kernels/sm90/backward/params.hpp"
 #include "magi/attention.hpp"
 
-// Where the gradients of keys go if parts have places of their own.
+// The places where gradients of keys go, if parts of the keys have their own.
 namespace magi::sm90 {
 
-/// One for each segment of the list: dk and dv of `args`, or the part's own.
+/// Returns a destination for each segment of the list: dk and dv of `args`, or those of the part.
 std::vector<KeyDestination> key_destinations(const BackwardArgs& args,
                                              std::span<const KeySegment> segments,
                                              std::span<const PartGradients> gradients);
 
-/// Enqueues a copy to device memory. The values travel as kernel arguments: a graph holds them.
+/// Enqueues a copy to device memory. The values are kernel arguments, so a graph holds them.
 void store_destinations(std::span<const KeyDestination> destinations, KeyDestination* target,
                         cudaStream_t stream);
 

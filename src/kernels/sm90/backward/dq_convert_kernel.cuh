@@ -10,13 +10,14 @@ namespace magi::sm90 {
 
 inline constexpr int kConvertThreads = 256;
 
-/// Waits until all that is added to a sum of a head group has been added. In an ordered list its
-/// semaphores tell, so that sums are converted beside the last items of the main kernel.
+/// Waits until the dQ sum of a q tile and head group is complete. With an ordered list its
+/// semaphores show that, so sums are converted while the main kernel runs its last items.
 ///
-/// Each record's additions lie before its signal (dq_semaphores.cuh), and counting up goes on from
-/// release to release, so that what sees the last value comes after all of them; the barrier passes
-/// that on to the CTA. What the main kernel has seen, the end of all kernels before it among
-/// others, comes before its signals. Where nothing is added there is no signal to say so.
+/// Each record's additions precede its signal (dq_semaphores.cuh), and increments of a semaphore
+/// form a release sequence. So a thread that acquires the last value comes after all additions, and
+/// the barrier passes that on to its CTA. All that the main kernel has waited for, such as the end
+/// of earlier kernels, precedes its signals too. A sum without additions has no signal, so its CTA
+/// waits for the end of the main kernel.
 __device__ __forceinline__ void await_sum(const BackwardParams& params, int q_tile, int group,
                                           int num_components) {
   const BackwardOutcome* outcome = params.items.outcome;
@@ -48,10 +49,10 @@ __device__ __forceinline__ void await_sum(const BackwardParams& params, int q_ti
   __syncthreads();
 }
 
-/// Scaled sums of 64 rows: what thread t of warpgroup w multiplied, as dq_place puts it. In a q
-/// tile of 128 rows each warpgroup multiplied all columns of 64 rows; they lie as if each of the
-/// two had multiplied half of the columns. kIsMma: sums of kernels/mma, where the chunks of 8
-/// columns follow one another and in each the four elements of all threads.
+/// Scaled sums of 64 rows: the products of thread t of warpgroup w in the order of dq_place. In a q
+/// tile of 128 rows each warpgroup multiplied all columns of 64 rows; this holds them as if each
+/// had multiplied half of the columns. kIsMma: sums of kernels/mma, whose chunks of 8 columns
+/// follow one another, each with the four elements of every thread.
 template <int kDim, bool kIsMma>
 struct SumRows {
   float4 values[kDim / 16];
@@ -86,7 +87,7 @@ struct SumRows {
     for (float4& value : values) value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
 
-  /// Calls visit(row, column, x, y) for each pair of neighbours.
+  /// Calls visit(row, column, x, y) for each pair of neighbouring elements.
   template <typename Visit>
   __device__ __forceinline__ void for_each_pair(Visit visit) const {
     const tile::FragmentPlace place(static_cast<int>(threadIdx.x) % 128);
@@ -130,8 +131,7 @@ __device__ __forceinline__ void write_floats(const BackwardParams& params, int p
   });
 }
 
-/// Writes rows of 16-bit elements through shared memory, so that a row leaves in chunks of 16
-/// bytes.
+/// Writes rows of 16-bit elements through shared memory, so that stores have 16 bytes.
 template <DType kType, int kDim, bool kIsMma>
 __device__ __forceinline__ void write_halves(const BackwardParams& params, int part, int group,
                                              const SumRows<kDim, kIsMma>& sum) {
@@ -155,10 +155,11 @@ __device__ __forceinline__ void write_halves(const BackwardParams& params, int p
   }
 }
 
-/// Converts sums of dQ into dq: one CTA per 64 rows of a head group, kParts of them in a q tile;
-/// the groups of the same rows side by side, as they lie in dq. Where the main kernel converts,
-/// only the tiles that it has left. CTAs begin where those of the main kernel have ended: all of
-/// these run by then, so that none waits for a multiprocessor on which a sum is awaited.
+/// Converts sums of dQ into dq: one CTA per 64 rows of a head group, with kParts CTAs per q tile.
+/// Groups of the same rows have neighbouring CTAs, as they are neighbours in dq. If the main kernel
+/// converts sums, this one handles only the tiles that remain. A CTA starts where one of the main
+/// kernel has ended. By then all CTAs of the main kernel are resident, so none needs a
+/// multiprocessor that waits here.
 template <DType kType, int kDim, int kParts, bool kIsMma = false>
 __global__ void __launch_bounds__(kConvertThreads)
     dq_convert_kernel(const __grid_constant__ BackwardParams params) {
@@ -168,7 +169,7 @@ __global__ void __launch_bounds__(kConvertThreads)
     part = __ldg(params.dq.left_tiles + part / kParts) * kParts + part % kParts;
   }
   const int group = static_cast<int>(blockIdx.x % num_groups);
-  // A list does not change: all CTAs of the main kernel have waited for who makes it on the device.
+  // A list made on the device is complete: all CTAs of the main kernel have waited for it.
   if (params.completion.tiles == nullptr) ptx::await_kernels_before();
   const bool is_converted = params.dq.converted_tiles != nullptr &&
                             __ldcg(params.dq.converted_tiles + part / kParts) != 0;
@@ -189,8 +190,8 @@ __global__ void __launch_bounds__(kConvertThreads)
   } else {
     write_halves<kType>(params, part, group, sum);
   }
-  // The kernel behind waits for this one alone, which is not to end before the main kernel. One CTA
-  // sees to that, and the others make room.
+  // The next kernel waits for this one only, so this one must not end before the main kernel. One
+  // CTA waits for that, and the others make room.
   if (blockIdx.x + 1 == gridDim.x) ptx::await_kernels_before();
 }
 

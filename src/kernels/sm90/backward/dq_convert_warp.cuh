@@ -11,12 +11,12 @@
 // |---------------|--------------------------------|-----------------------------------------|
 // | convert full  | semaphore signaller            | the dQ converter writes dq of a sum     |
 // | convert empty | dQ converter                   | the signaller overwrites                |
-// | quarter full  | its announcement, bytes        | it writes rows of dq                    |
+// | quarter full  | converter's expectation, bytes | the dQ converter writes rows of dq      |
 namespace magi::sm90 {
 
 /// The dQ converter: the warp that turns complete sums of dQ into rows of dq while they are still
-/// in the cache. Of the four chunks of a quarter lane l takes number l / 8 and there rows l % 8 +
-/// 8n, so that what a row has in a quarter, 32 columns, leaves at once.
+/// in the cache. Of the four chunks of a quarter, lane l takes number l / 8 and in it rows l % 8 +
+/// 8n, so that the warp writes a row's 32 columns of the quarter at once.
 template <BackwardConfig kC>
 class DqConvertWarp {
  public:
@@ -60,13 +60,13 @@ class DqConvertWarp {
     return shared_.converts[sum_place(quarter()).stage()];
   }
 
-  /// Waits for a complete sum. Returns false when there is none any more.
+  /// Waits for a complete sum. Returns false if there are no more.
   __device__ __forceinline__ bool wait_for_sum() const {
     shared_.convert_ring.wait_full(sum_place(quarter()));
     return ptx::uniform(info().group) != kEndOfConverts;
   }
 
-  /// Loads as many quarters as there is room for, of sums known to be complete. One thread does so.
+  /// Loads as many quarters of complete sums as fit. Called by one thread.
   __device__ __forceinline__ void load_ahead() const {
     ConverterState& at = shared_.converter;
     std::uint32_t next = at.num_loaded;
@@ -81,7 +81,7 @@ class DqConvertWarp {
     at.num_loaded = next;
   }
 
-  /// Finds the sum that begins with a quarter. Returns false where it is not complete yet.
+  /// Finds the sum that begins with a quarter. Returns false if it is not complete yet.
   __device__ __forceinline__ bool begin_sum(std::uint32_t quarter) const {
     const RingPlace<kConvertStages> place = sum_place(quarter);
     if (!shared_.convert_ring.full.test(place)) return false;
@@ -95,7 +95,7 @@ class DqConvertWarp {
     return true;
   }
 
-  /// The place where the lane's first columns of its first row lie in dq.
+  /// The address in dq of the lane's first columns in its first row.
   template <typename Element>
   __device__ __forceinline__ std::uint8_t* first_place(const ConvertInfo& info) const {
     const int r = lane() % 8;
@@ -107,8 +107,8 @@ class DqConvertWarp {
                                            lane() / 8 * 8);
   }
 
-  /// The number of a q tile's rows that are in the tensor, from the lane's first one of the quarter
-  /// on; none where its columns are not.
+  /// The number of the q tile's rows inside the tensor, from the lane's first row on; 0 if the
+  /// lane's columns are outside.
   __device__ __forceinline__ int num_rows() const {
     const std::int32_t tokens = params_.query.rows_q - (info().q_tile << params_.query.token_shift);
     const std::int32_t rows = min(tokens, 1 << params_.query.token_shift)
@@ -118,8 +118,7 @@ class DqConvertWarp {
     return column < params_.dq.dim ? rows - index * kColumns / kC.dim_qk * 64 - lane() % 8 : 0;
   }
 
-  /// Writes the quarters of a sum: columns after columns, and where the tile is wide then its other
-  /// 64 rows.
+  /// Writes the quarters of a sum by columns; those of a wide tile's other 64 rows follow.
   template <typename Element>
   __device__ __forceinline__ void write() const {
     constexpr int kBytes = kColumns * sizeof(Element);
@@ -148,14 +147,14 @@ class DqConvertWarp {
            lane() / 8 * kChunkBytes + lane() % 8 * kRowBytes + lane() % 8 / 2 * kPairBytes;
   }
 
-  /// Loads two neighbours of row r and of row r + 8, scaled.
+  /// Loads two neighbouring elements of row r and of row r + 8, scaled.
   __device__ __forceinline__ float4 load_scaled(std::uint32_t address) const {
     const float4 sum = ptx::load_shared_float4(address);
     const float scale = params_.softmax.score.softmax_scale;
     return make_float4(scale * sum.x, scale * sum.y, scale * sum.z, scale * sum.w);
   }
 
-  /// Writes the lane's rows of a quarter; `target` goes on to 64 rows further.
+  /// Writes the lane's rows of a quarter, and advances `target` by 64 rows.
   __device__ __forceinline__ void write_rows(std::uint32_t source, std::uint8_t*& target,
                                              int num_left, std::uint16_t /*of 16 bits*/) const {
 #pragma unroll 1
@@ -168,7 +167,7 @@ class DqConvertWarp {
         const float4 x = load_scaled(source);
         low[pair] = ptx::pack_half2<kC.type>(x.x, x.y);
         high[pair] = ptx::pack_half2<kC.type>(x.z, x.w);
-        // On to the next one, and at the end back to the first.
+        // The next stage, or after the last one the first.
         source ^= n % 2 == 0 ? kPairBytes : 2 * kPairBytes;
         ptx::hide(source);
       }
@@ -185,7 +184,7 @@ class DqConvertWarp {
     }
   }
 
-  /// Writes rows in float32, four columns of one row at a time: there are few registers.
+  /// Writes rows in float32, four columns of one row at a time, because there are few registers.
   __device__ __forceinline__ void write_rows(std::uint32_t source, std::uint8_t*& target,
                                              int num_left, float /*of 32 bits*/) const {
 #pragma unroll 1

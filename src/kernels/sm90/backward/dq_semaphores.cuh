@@ -7,15 +7,15 @@
 
 // docs/kernels/backward.md, "Ordered sums of dQ", has an example of the values.
 //
-// A step whose semaphore is awaited adds to its dQ sum after every step before it in the order: its
-// adds come after the waiter's acquire (the waiter's arrival at add_ring.full and the consumers'
-// wait lie between), and before the signaller's release (likewise their arrival at `added`);
-// causality passes through barriers of the CTA. The dQ converter copies a sum after the last add
-// for the same reason, and after a proxy fence, as its copies are asynchronous.
+// Why additions to a dQ sum have an order: a step's adds come after the waiter's acquire, through
+// the waiter's arrival at add_ring.full and the consumers' wait for it. They come before the
+// signaller's release, through the consumers' arrival at `added`. Barriers of a CTA pass causality
+// on. So a step whose semaphore is awaited adds after every step before it in the order. For the
+// same reason the dQ converter copies a sum after the last add; it also needs a proxy fence,
+// because its copies are asynchronous.
 namespace magi::sm90 {
 
-/// The one thread that looks semaphore values up, ahead of the consumers, and tells them when each
-/// has come.
+/// The one thread that looks up semaphore values ahead of the consumers, and waits for them.
 template <BackwardConfig kC>
 class DqSemaphoreWaiter {
  public:
@@ -30,7 +30,7 @@ class DqSemaphoreWaiter {
   }
 
  private:
-  /// Waits until the step may add its dQ, and says so. Returns false after the last step.
+  /// Waits until the step may add its dQ, then signals. Returns false after the last step.
   __device__ __forceinline__ bool wait_for(std::uint32_t step) {
     const RingPlace<kC.step_stages()> place(step);
     shared_.step_full.wait(place);
@@ -41,7 +41,7 @@ class DqSemaphoreWaiter {
     const std::int64_t semaphore =
         std::int64_t{info.group} * order.num_semaphores + info.q_tile + component_;
     if (value_ != 0) {
-      // Each CTA of a k tile adds its columns, and signals that.
+      // Each CTA of a k tile adds its own columns and signals once.
       const unsigned value = static_cast<unsigned>(value_) * kC.ctas();
       if constexpr (kC.ctas() == 1) {
         ptx::wait_semaphore(order.semaphores + semaphore, value);
@@ -57,14 +57,14 @@ class DqSemaphoreWaiter {
     return true;
   }
 
-  /// Finds the semaphore value of a step, its component, the components in its q tile and whether
-  /// its sum ends.
+  /// Finds the semaphore value of a step, its component, the number of components in its q tile and
+  /// whether it completes its sum.
   __device__ __forceinline__ void find_value(const StepInfo& info) {
     const std::int32_t q_tile = info.q_tile;
     if (info.record == record_ && q_tile == q_tile_) return;
     num_components_ = __ldg(params_.dq_order.num_components + q_tile);
     if (info.record != record_ || q_tile > q_tile_) {
-      // A record's q tiles come from the last to the first, and so do its runs.
+      // A record's q tiles are walked from the last to the first, and so are its runs.
       record_ = info.record;
       run_ = __ldg(&params_.items.records[record_].run_end) - 1;
       load_run();
@@ -104,9 +104,9 @@ class DqSemaphoreWaiter {
   bool is_last_ = false;
 };
 
-/// The one thread that signals each semaphore when both warpgroups have added, or hands the sum to
-/// the dQ converter where nobody adds any more. NOTE: its release waits for all adds before it, so
-/// the waiter cannot do this too.
+/// The one thread that signals each semaphore when both warpgroups have added, or passes a complete
+/// sum to the dQ converter. NOTE: the release waits for all earlier adds, so the waiter cannot do
+/// this too.
 template <BackwardConfig kC>
 class DqSemaphoreSignaller {
  public:
@@ -132,7 +132,7 @@ class DqSemaphoreSignaller {
     const bool is_last = add.is_last != 0;
     if constexpr (kC.has_converter()) {
       if (is_last) {
-        // The converter's copies go past what this multiprocessor still has on the way.
+        // Otherwise the converter's copies could overtake this multiprocessor's pending writes.
         ptx::fence_gpu();
         send({.group = add.group, .q_tile = add.q_tile});
       }

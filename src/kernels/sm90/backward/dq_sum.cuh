@@ -18,13 +18,13 @@ __device__ __forceinline__ int dq_place(int i, int thread) {
 }
 
 /// The column of dQ that is number `index` of a warpgroup's, at head dim 192: of three panels of 64
-/// each warpgroup has one and then half of the one between. At others each has half of the columns.
+/// each warpgroup has one and half of the middle one. At other head dims each has half of the
+/// columns.
 __device__ __forceinline__ int dq_column_of_three_panels(int warpgroup, int index) {
   return index < 64 ? 128 * warpgroup + index : 32 * warpgroup + index;
 }
 
-/// Waits until the step may add its dQ. Returns whether it is the first to do so: the sum holds
-/// nothing yet.
+/// Waits until the step may add its dQ. Returns whether it is the first, so that it stores instead.
 template <BackwardConfig kC>
 __device__ __forceinline__ bool wait_to_add(BackwardStorage<kC>& shared, std::uint32_t step) {
   if constexpr (!kC.is_ordered) return false;
@@ -41,7 +41,7 @@ class DqTarget {
       : data_(params.dq.sums + sum * (kC.rows * kC.dim_qk) + warpgroup * kC.dq_floats() +
               dq_place<kC.is_ordered>(0, ptx::thread_index() & 127)) {}
 
-  /// Adds the thread's accumulators from number `first` on, or stores them where the sum begins.
+  /// Adds the thread's accumulators from number `first` on, or stores them if `is_first`.
   template <int kCount>
   __device__ __forceinline__ void put(int first, const float (&dq)[kCount], bool is_first) const {
     if (is_first) {
@@ -65,7 +65,7 @@ class DqTarget {
   float* data_;
 };
 
-/// Says that this warp has added dQ of a step.
+/// Signals that this warp has added dQ of a step.
 template <BackwardConfig kC>
 __device__ __forceinline__ void signal_dq_added(BackwardStorage<kC>& shared, std::uint32_t step) {
   if constexpr (kC.is_ordered) arrive_warp(shared.added.at(RingPlace<kAddStages>(step)));

@@ -11,8 +11,8 @@
 
 namespace magi::sm90 {
 
-/// Turns a warpgroup's dK and dV of an item into output rows, or into a split's part of their sum:
-/// all columns of its keys or, where warpgroups share keys, its half of the columns of them all.
+/// Turns a warpgroup's dK and dV of an item into output rows, or adds them to the sum of splits:
+/// all columns of its keys or, if warpgroups share keys, its half of the columns of all keys.
 template <BackwardConfig kC>
 class BackwardEpilogue {
  public:
@@ -27,7 +27,7 @@ class BackwardEpilogue {
     constexpr std::int32_t kWhole = kFirstSplit | kLastSplit;
     const std::int32_t flags = ptx::uniform(item.flags);
     if ((flags & kHasSteps) == 0) {
-      // The first split writes the zeros, the others have nothing to add.
+      // The first split writes zeros, the others add nothing.
       if ((flags & kFirstSplit) == 0) return;
     } else if ((flags & kWhole) != kWhole) {
       if (!add_splits(dk, dv, item, flags)) return;
@@ -58,14 +58,13 @@ class BackwardEpilogue {
     return reinterpret_cast<float4*>(params_.key_gradients.split_sums + begin) +
            warpgroup_ * (kC.dk_columns() / 8) * 128 + thread();
   }
-  /// Its first float4 of dV in the slot where that of dK is at `keys`.
+  /// The thread's first float4 of dV, in the slot whose first float4 of dK is at `keys`.
   __device__ __forceinline__ float4* value_place(float4* keys) const {
     return keys + kKeyFloats / 4 + warpgroup_ * ((kC.dv_columns() - kC.dk_columns()) / 8) * 128;
   }
 
-  /// Adds the sum of the splits before this one and, unless this is the last, stores it for the
-  /// next. Returns whether it is whole. Each warpgroup does so with its keys: nobody waits for the
-  /// other.
+  /// Adds the sum of earlier splits and, unless this split is the last, stores the new sum for the
+  /// next one. Returns whether the sum is complete. Each warpgroup does so for its own keys alone.
   __device__ __forceinline__ bool add_splits(Keys& dk, Values& dv, const ItemInfo& item,
                                              std::int32_t flags) const {
     float4* place = key_place(item.slot);
@@ -88,7 +87,7 @@ class BackwardEpilogue {
     return params_.key_gradients.split_semaphores + index + warpgroup_;
   }
 
-  /// Waits for splits of lower items, so that the lowest unfinished item never waits.
+  /// Waits for splits of lower items only, so the lowest unfinished item never waits.
   __device__ __forceinline__ void wait_semaphore(std::int32_t index, std::int32_t value) const {
     if constexpr (kC.ctas() == 1) {
       if (thread() == 0) ptx::wait_semaphore(semaphore(index), static_cast<unsigned>(value));
@@ -126,18 +125,18 @@ class BackwardEpilogue {
     bool is_float = false;
   };
 
-  /// Made anew at each use: the sums leave few registers.
+  /// Computed at each use, because the sums leave few registers.
   __device__ __forceinline__ static int thread() { return ptx::thread_index() & 127; }
   __device__ __forceinline__ static int lane() { return ptx::thread_index() & 31; }
-  /// The first of the warp's 16 rows, in V's buffer too. NOTE: made of the warpgroup's number it
-  /// costs the consumers' step uniform registers.
+  /// The first of the warp's 16 rows, in V's buffer too. NOTE: derived from the warpgroup's number
+  /// it would cost the consumers' step uniform registers.
   __device__ __forceinline__ static int first_row() {
     const int warp = (ptx::thread_index() - 128) / 32;
     if constexpr (kC.has_half_columns()) return warp % 4 * kWarpRows;
     return warp * kWarpRows;
   }
 
-  /// The lane's row, one of 16, in `local` or where its destination says.
+  /// The lane's row, one of 16, in `local` or at its destination.
   __device__ __forceinline__ Row row_of(const StridedRows& local,
                                         GradientRows KeyDestination::*gradient,
                                         const ItemInfo& item) const {
@@ -159,7 +158,7 @@ class BackwardEpilogue {
             rows.is_float};
   }
 
-  /// Writes the warpgroup's columns of a gradient of `dim` columns; `row` is the lane's whole row.
+  /// Writes the warpgroup's columns of a gradient of `dim` columns; `row` has all columns.
   template <int kElements>
   __device__ __forceinline__ void write_columns(const float (&values)[kElements], Row row,
                                                 int dim) const {
@@ -171,7 +170,7 @@ class BackwardEpilogue {
     write_rows(values, row, dim);
   }
 
-  /// Writes the warp's rows, in both types where a tile has destinations of both.
+  /// Writes the warp's rows, in both types if the tile's destinations have both.
   template <int kElements>
   __device__ __forceinline__ void write_rows(const float (&values)[kElements], const Row& row,
                                              int dim) const {
@@ -184,8 +183,8 @@ class BackwardEpilogue {
     }
   }
 
-  // Rows pass through the warp's rows of V's buffer and leave in chunks of 16 bytes, neighbouring
-  // lanes side by side: memory of another GPU takes a row in few and whole packets.
+  // Rows pass through the warp's rows of V's buffer. Neighbouring lanes then write neighbouring
+  // chunks of 16 bytes, so that a row reaches another GPU in few full packets.
 
   /// The warpgroup's part of V's buffer.
   __device__ __forceinline__ std::uint8_t* staging() const {
@@ -193,14 +192,14 @@ class BackwardEpilogue {
     return shared_.v + warpgroup_ * kStagePanels * kPanelBytes;
   }
 
-  /// The place where a chunk of a row lies in it.
+  /// The address of a chunk of a row there.
   __device__ __forceinline__ static std::uint32_t chunk_place(int row, int chunk) {
     return static_cast<std::uint32_t>(chunk / kPanelChunks * kPanelBytes) +
            tile::swizzled_offset(row, chunk % kPanelChunks);
   }
 
-  /// Writes a row's next kChunks chunks, which lie in V's buffer; lane r % 16 has the address of
-  /// row r, or null.
+  /// Copies the next kChunks chunks of rows from V's buffer; lane r % 16 has row r's address or
+  /// null.
   template <int kChunks, typename Write>
   __device__ __forceinline__ void write_chunks(std::uint8_t* address, int num_chunks,
                                                const Write& write) const {
@@ -224,7 +223,7 @@ class BackwardEpilogue {
   template <int kElements>
   __device__ __forceinline__ void write_floats(const float (&values)[kElements],
                                                std::uint8_t* address, int dim) const {
-    // Columns for which the warp's rows have room: 32 in each panel.
+    // The columns that fit the warp's rows: 32 in each panel.
     constexpr int kColumns = 2 * kElements % (32 * kStagePanels) == 0 ? 32 * kStagePanels : 64;
     constexpr int kChunks = kColumns / 4;
     const bool is_adding = params_.key_gradients.is_adding;

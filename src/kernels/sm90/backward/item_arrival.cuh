@@ -8,25 +8,23 @@
 #include "kernels/sm90/backward/shared.cuh"
 
 // Items that wait for keys. The producer takes an item and waits until the keys of its k tile have
-// come, or the spin budget of its CTA has ended: then it leaves the item over, a bit in a bit map,
-// and goes on. A second launch after the wait for all keys works at what was deferred.
+// arrived. If the spin budget of its CTA ends first, it defers the item (a bit in a bit map) and
+// continues. A second launch, after the wait for all keys, runs the deferred items.
 //
-// Lists whose items add to dQ in order have no such items: one that waits would hold up all that
-// add after it, and one that is deferred would stop them. Their keys are awaited before the
-// launch. Elsewhere items of k tiles that wait for keys depend on each other in two ways only,
-// which are those of splits (item_order.hpp): a split waits for the split before it, and the first
-// split for the last one of the k tile and kv head that had its slot before. So the splits of a k
-// tile and kv head have one decision, Goes or Deferred, which the first of them gives: it goes if
-// its keys have come and the decision of the user of its slot before is Goes too. Every other split
-// waits for that decision and does likewise.
+// Lists whose items add to dQ in order have no such items: an item that waits or is deferred would
+// delay all that add after it. Their keys are awaited before the launch. In other lists, items that
+// wait for keys depend on each other only through splits (item_order.hpp): a split waits for the
+// split before it, and the first split for the last split of the previous user of its slot. So the
+// splits of a k tile and kv head share one decision, Goes or Deferred, which the first split makes:
+// it goes if its keys have arrived and the previous user of its slot goes too. Every other split
+// waits for this decision and follows it.
 //
-// Why nothing deadlocks: an item that goes depends on items that go, of lower number. So among the
-// items that go the lowest unfinished one never waits, as in lists without arrivals. A decision
-// that an item waits for is given by the producer of a running CTA, for it belongs to a lower item
-// and items are taken in order; the lowest item without a decision waits for flags alone, no longer
-// than the spin budget of its CTA. The bit map keeps the order of the list, so the second launch
-// takes what is deferred in the same order: all of a k tile's splits, and users of a slot one after
-// the other.
+// Why there is no deadlock: an item that goes depends only on items of lower number that go. So the
+// lowest unfinished one of these never waits, as in lists without arrivals. If an item waits for a
+// decision, that belongs to a lower item. Items are taken in order, so the producer of a running
+// CTA makes it. The lowest item without a decision waits for flags only, no longer than the spin
+// budget of its CTA. The bit map keeps the order of the list, so the second launch takes deferred
+// items in the same order: all splits of a k tile, and users of a slot one after the other.
 namespace magi::sm90 {
 
 enum class Decision : unsigned { None, Goes, Deferred };
@@ -37,17 +35,17 @@ class ItemArrival {
   __device__ __forceinline__ ItemArrival(BackwardStorage<kC>& shared, const InFlightItems& coming)
       : shared_(shared), in_flight_(coming) {}
 
-  /// Whether the launch works at any item.
+  /// Whether the launch runs any item.
   __device__ __forceinline__ bool has_items() const {
     return !in_flight_.is_for_deferred || *in_flight_.num_deferred != 0;
   }
-  /// Whether the launch works at an item.
+  /// Whether the launch runs an item.
   __device__ __forceinline__ bool has(std::int32_t index) const {
     return !in_flight_.is_for_deferred ||
            (in_flight_.deferred_words[index >> 5] >> (index & 31) & 1) != 0;
   }
 
-  /// Fills in the item where the gradients of its first key go. Returns its k tile's TileArrival.
+  /// Sets the item's first_segment. Returns the TileArrival of its k tile.
   __device__ __forceinline__ int2 find_segment(ItemInfo& item) const {
     const int2 tile =
         __ldg(reinterpret_cast<const int2*>(in_flight_.tiles + shared_.producer.k_tile));
@@ -55,21 +53,19 @@ class ItemArrival {
     return tile;
   }
 
-  /// Fills what the item says of arrivals. Returns whether its keys may be loaded; else it has been
-  /// deferred.
+  /// Sets the item's first_segment and waits for its keys. Returns false if it defers the item.
   __device__ __forceinline__ bool await(ItemInfo& item) const {
     const int2 tile = find_segment(item);
     if (in_flight_.flags.flags == nullptr || tile.x == 0) return true;
     const bool goes = find_decision(item, static_cast<std::uint32_t>(tile.x)) == Decision::Goes;
     // Bulk copies are asynchronous.
     ptx::fence_async_global();
-    if (!goes) leave_over(shared_.producer.item);
+    if (!goes) defer(shared_.producer.item);
     return goes;
   }
 
  private:
-  /// NOTE: a later split has not seen the flags itself: that the first split has seen them comes
-  /// with its decision.
+  /// NOTE: later splits do not read the flags; the first split's decision implies that it saw them.
   __device__ __forceinline__ Decision find_decision(const ItemInfo& item,
                                                     std::uint32_t sources) const {
     if ((item.flags & kFirstSplit) == 0) return await_decision(item.semaphore);
@@ -85,7 +81,7 @@ class ItemArrival {
     return decision;
   }
 
-  /// The decision of the k tile and kv head with two semaphores from `semaphore` on.
+  /// The decision of the k tile and kv head whose two semaphores begin at `semaphore`.
   __device__ __forceinline__ unsigned* decision_of(std::int32_t semaphore) const {
     return in_flight_.decisions + semaphore / 2;
   }
@@ -100,7 +96,7 @@ class ItemArrival {
     return static_cast<Decision>(decision);
   }
 
-  __device__ __forceinline__ void leave_over(std::int32_t index) const {
+  __device__ __forceinline__ void defer(std::int32_t index) const {
     atomicOr(in_flight_.deferred_words + (index >> 5), 1u << (index & 31));
     atomicAdd(in_flight_.num_deferred, 1u);
   }

@@ -13,8 +13,8 @@
 #include "kernels/sm90/backward/seen_tile.cuh"
 #include "kernels/sm90/backward/shared_keys_consumer.cuh"
 
-// Gradients of out = softmax(scale * Q K^T + mask) V for one k tile and kv head per item, its query
-// heads (or a split of them) and the rows that see it:
+// The main kernel computes gradients of out = softmax(scale * Q K^T + mask) V. An item is a k tile
+// and kv head, with all or a split of its query heads, and the rows that see the k tile:
 //
 //   P  = exp(scale * Q K^T - lse)      dV = P^T dO       delta = rowsum(dO * O) - dlse
 //   dP = dO V^T                        dK = scale * dS^T Q
@@ -24,23 +24,23 @@
 //                +----------------+
 //     64 keys    |  S^T, P^T, ... |  warpgroup 0    Each warpgroup holds its keys' dK and dV and
 //                +----------------+                 transposed scores in registers; P^T and dS^T
-//     64 keys    |                |  warpgroup 1    are A operands as they lie. dS^T of both also
+//     64 keys    |                |  warpgroup 1    are A operands in place. dS^T of both also
 //                +----------------+                 goes to shared memory, and each warpgroup
 //                                                   multiplies half of dQ with it.
 //
 // pin(x) in a step keeps x in registers across an asynchronous product; it is no fence.
 //
-// At head dim 256 two CTAs have the k tile, 64 keys each that both warpgroups share
-// (shared_keys_consumer.cuh); at 192 dS is an operand in shared memory alone
-// (long_query_consumer.cuh). For k tiles of 64 keys each warpgroup has q tiles of its own, and dQ
-// another kernel (own_rows_consumer.cuh).
+// At head dim 256 two CTAs share the k tile: each has 64 keys, which both its warpgroups share
+// (shared_keys_consumer.cuh). At 192 dS is an operand in shared memory only
+// (long_query_consumer.cuh). With k tiles of 64 keys each warpgroup has its own q tiles, and
+// another kernel computes dQ (own_rows_consumer.cuh).
 //
-// Roles: of warpgroup 0, one thread of warp 0 takes items, walks records and loads; where dQ's sums
-// are taken in order, one of warp 1 waits for semaphores, one of warp 2 signals them and warp 3
-// converts complete sums into rows of dq. Another one of warp 1 loads tiles with rows that nobody
-// sees. With q tiles of each warpgroup's own, one thread of warp
-// 0 takes items and walks records, one of warp 1 loads Q and one of warp 2 dO. Warpgroups 1 and 2:
-// consumers. The persistent grid draws items from a ticket counter in the order of the list.
+// Roles of warpgroup 0: one thread of warp 0 takes items, walks records and loads. If additions to
+// dQ sums are ordered, one thread of warp 1 waits for semaphores, one of warp 2 signals them, and
+// warp 3 converts complete sums into rows of dq. Another thread of warp 1 loads tiles with rows
+// that nobody sees. If each warpgroup has its own q tiles, one thread of warp 0 takes items and
+// walks records, one of warp 1 loads Q and one of warp 2 dO. Warpgroups 1 and 2 are consumers. The
+// persistent grid draws items from a ticket counter in the order of the list.
 //
 // | mbarrier      | completed by                   | then                                    |
 // |---------------|--------------------------------|-----------------------------------------|
@@ -53,7 +53,7 @@
 // | add empty     | semaphore signaller            | the waiter overwrites                   |
 // | dS full       | every consumer warp            | dQ is multiplied                        |
 // | peer dS       | the other CTA's bytes          | dQ is multiplied with them              |
-// | ticket        | producer of the first CTA      | that of the second takes the item       |
+// | ticket        | producer of the first CTA      | the second CTA's producer takes it      |
 // Named barriers: shared.cuh. Sums that the main kernel does not convert become dq in
 // dq_convert_kernel.cuh; lse and delta of the rows come from prepare.cu.
 namespace magi::sm90 {
@@ -69,18 +69,18 @@ template <BackwardConfig kC>
 __device__ __forceinline__ void run_producers(BackwardStorage<kC>& shared,
                                               const BackwardParams& params, int warp) {
   if (threadIdx.x == 0) {
-    // Two producers: one that asks at each step loads freed buffers so late that masks whose rows
-    // are all seen lose 8 %.
+    // Two versions of the producer: the one that looks for unseen rows at each step refills buffers
+    // so late that masks without such rows lose 8 %.
     if (has_unseen_rows(params)) {
       BackwardProducer<kC, true>(shared, params).run();
     } else {
       BackwardProducer<kC, false>(shared, params).run();
     }
   }
-  // NOTE: asked at run time though it is known: without this code ptxas runs out of registers in
-  // the other instances and serialises their products.
+  // NOTE: a branch at run time, although the config knows the answer: without this code ptxas runs
+  // out of registers in the other instances and serialises their products.
   const bool is_ordered = params.dq_order.is_ordered;
-  // A lane of the waiter's warp, which takes the other way: neither waits for the other.
+  // A lane of the waiter's warp. The two threads diverge here, so neither waits for the other.
   if (threadIdx.x == 33) return CutLoader<kC>(shared, params).run();
   if (is_ordered && threadIdx.x == 32) DqSemaphoreWaiter<kC>(shared, params).run();
   if (is_ordered && threadIdx.x == 64) DqSemaphoreSignaller<kC>(shared, params).run();
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   run_backward<Instance::kConfig.ordered(kIsOrdered)>(params);
 }
 
-/// Likewise, where two CTAs have a k tile.
+/// Does the same with two CTAs per k tile.
 template <typename Instance, bool kIsOrdered>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), 1) __cluster_dims__(2, 1, 1)
     backward_pair_kernel(const __grid_constant__ BackwardParams params) {

@@ -11,10 +11,10 @@
 
 namespace magi::sm90 {
 
-/// The time when a launch begins.
+/// The time when a launched kernel may start.
 enum class LaunchStart : std::uint8_t {
-  Ahead,   ///< with its start ahead of the end of the kernel before it
-  Behind,  ///< behind all that the stream does before it, whatever that is
+  Ahead,   ///< before the previous kernel ends (programmatic dependent launch)
+  Behind,  ///< after all earlier work of the stream
 };
 
 /// One compiled kernel.
@@ -22,19 +22,18 @@ struct BackwardInstance {
   BackwardConfig config;
   void (*launch)(const BackwardParams& params, int num_ctas, LaunchStart start,
                  cudaStream_t stream) = nullptr;
-  /// Converts the dQ sums that `launch` leaves into dq; enqueued after it. Null where it makes
-  /// none.
+  /// Enqueues the kernel that converts dQ sums of `launch` into dq. Null if there are none.
   void (*convert_dq)(const BackwardParams& params, cudaStream_t stream) = nullptr;
 };
 
-/// The one for head dims up to 256, whose warpgroups share the keys of a k tile: with a softcap or
-/// without, as a call says.
+/// The instance for head dims up to 256, whose warpgroups share the keys of a k tile. The call says
+/// whether there is a softcap.
 BackwardInstance shared_keys_instance(DType type);
-/// The one for head dims of q and k up to 192 and of v up to 128, likewise.
+/// The instance for head dims of q and k up to 192 and of v up to 128, likewise.
 BackwardInstance long_query_instance(DType type);
 
-/// The one for head dims up to 128 whose k tiles have 64 keys and whose warpgroups have q tiles of
-/// their own; without a softcap. It makes dK and dV alone.
+/// The instance for head dims up to 128 whose k tiles have 64 keys and whose warpgroups have their
+/// own q tiles; without a softcap. It computes dK and dV only.
 BackwardInstance own_rows_instance(DType type);
 
 /// The kernels of the library that serve any mask.

@@ -4,10 +4,10 @@
 #include "kernels/sm90/backward/dq_sum.cuh"
 #include "kernels/sm90/backward/step_view.cuh"
 
-// A step where dK and dV of 64 keys leave a warpgroup room for one array of scores and one operand
-// in 16 bits, as at head dims 192 and 128. P is an A operand in registers, dS one in shared memory,
-// made of P in 16 bits. Each warpgroup multiplies half of the columns of dQ: one panel of 64, which
-// takes the registers of scores, and 32 of the panel between, which take those of P.
+// The step for head dims 192 and 128: dK and dV of 64 keys leave a warpgroup registers for one
+// array of scores and one 16-bit operand. P is an A operand in registers; dS is one in shared
+// memory, computed from P in 16 bits. Each warpgroup computes half of the columns of dQ: one panel
+// of 64, in the registers of the scores, and 32 columns of the middle panel, in those of P.
 namespace magi::sm90 {
 
 template <BackwardConfig kC, int kWarpgroup>
@@ -27,12 +27,12 @@ class LongQueryConsumer {
   static_assert(kC.rows == 64 && kC.keys == 128 && kC.dim_qk == 192);
   using ScorePlace = RingPlace<kC.score_stages>;
 
-  /// kWarpgroup, found anew at each use: descriptors made of a value that the compiler knows to be
-  /// constant would stay in registers.
+  /// Returns kWarpgroup, computed at each use: if the compiler knew that the value is constant, it
+  /// would keep descriptors made of it in registers.
   __device__ __forceinline__ static int warpgroup() {
     return ptx::uniform(ptx::thread_index() >> 7) - 1;
   }
-  /// The place where the warpgroup's keys begin in a panel.
+  /// The bytes to the warpgroup's keys in a panel.
   __device__ __forceinline__ static int key_bytes() {
     return warpgroup() * (64 * tile::kPanelRowBytes);
   }
@@ -53,7 +53,7 @@ class LongQueryConsumer {
     add_dq(last, wait_to_add(shared_, last));
   }
 
-  /// One step n. True after the last step of the item.
+  /// One step n. Returns true after the last step of the item.
   ///
   /// | issue       | awaits             | in flight  | then                                       |
   /// |-------------|--------------------|------------|--------------------------------------------|
@@ -108,7 +108,7 @@ class LongQueryConsumer {
         tile::MnMajor<kC.rows>(view_.queries(step)));
   }
 
-  /// Turns S of a step into P, packed, and with a softcap into weights. These lie where dS will be.
+  /// Turns S of a step into packed P, and with a softcap into weights, in the buffer of dS.
   __device__ __forceinline__ void make_probabilities(std::uint32_t step, int flags, bool is_first) {
     view_.exponentiate_plain(step, flags, 64 * kWarpgroup, x_);
     tile::pack_fragments<kC.type, kC.rows>(x_, packed_);
@@ -123,7 +123,7 @@ class LongQueryConsumer {
   __device__ __forceinline__ void make_score_gradients(std::uint32_t step, bool is_first) {
     view_.add_delta(step, x_);
     if (view_.has_softcap()) {
-      // dV has read P by then.
+      // dV still reads packed_ until here.
       ptx::wgmma_wait<0>();
       view_.load(score_gradients(step), 64 * kWarpgroup, packed_);
     }
@@ -146,7 +146,7 @@ class LongQueryConsumer {
   static constexpr int kPanel = kC.keys * tile::kPanelRowBytes;
   using Columns = float[16];
 
-  /// Issues dQ = dS K of a step: 64 columns, and 32 of the panel between.
+  /// Issues dQ = dS K of a step: 64 columns, and 32 of the middle panel.
   __device__ __forceinline__ void issue_dq(std::uint32_t step) {
     constexpr int kBytes = tile::kPanelRowBytes / 2;
     const tile::MnMajor<kC.keys> operand(score_gradients(step));
@@ -158,7 +158,7 @@ class LongQueryConsumer {
     tile::issue_atb<kC.type, 32, kC.keys>(
         columns_, operand, tile::MnMajor<kC.keys>(shared_.k + kPanel + warpgroup() * kBytes));
   }
-  /// Adds what that has made to the step's sum, or begins it.
+  /// Adds this dQ to the step's sum, or stores it there if it is the first.
   __device__ __forceinline__ void add_dq(std::uint32_t step, bool is_first) {
     ptx::pin(x_);
     ptx::pin(columns_);

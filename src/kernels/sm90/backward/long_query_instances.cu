@@ -4,7 +4,7 @@
 
 namespace magi::sm90 {
 
-/// Compiled apart from the others, like those of head dim 256.
+/// An instance in a file of its own, like those of head dim 256.
 template <DType kType>
 struct LongQueryInstance {
   static constexpr BackwardConfig kConfig{.type = kType,

@@ -4,9 +4,9 @@
 #include "kernels/sm90/backward/step_view.cuh"
 #include "kernels/tile/gemm.cuh"
 
-// A k tile of 64 keys that both warpgroups hold: each takes every second step, a q tile of its own,
-// and sums dK and dV of all keys. They meet at the end of an item alone, where each gives the other
-// half of the columns of its sums. dQ is made by a kernel of its own (block_dq_kernel.cuh).
+// Both warpgroups hold the k tile of 64 keys. Each takes every second step, with its own q tile,
+// and sums dK and dV of all keys. They synchronise only at the end of an item, where each gives the
+// other half of the columns of its sums. Another kernel computes dQ (block_dq_kernel.cuh).
 namespace magi::sm90 {
 
 template <BackwardConfig kC>
@@ -32,7 +32,7 @@ class OwnRowsConsumer {
         walk_item();
         exchange(dk_);
         exchange(dv_);
-        // The epilogue writes where the other warpgroup reads.
+        // The epilogue overwrites memory that the other warpgroup reads.
         ptx::named_barrier_sync(kExchange, kC.consumers * 128);
       }
       ptx::fence_async_shared();
@@ -46,7 +46,7 @@ class OwnRowsConsumer {
 
  private:
   static_assert(kC.rows == 64 && kC.keys == 64 && kC.dim_qk == 128 && kC.dim_v == 128);
-  // A warpgroup's steps are every second one: it sees all phases of its stages.
+  // A warpgroup takes every second step, and so sees all phases of its stages.
   static_assert(kC.q_stages % 2 == 0 && kC.dout_stages % 2 == 0 && kC.step_stages() % 2 == 0);
   static constexpr int kScoreElements = kC.rows / 2;
   static constexpr int kSumElements = kC.dim_qk / 2;
@@ -64,7 +64,7 @@ class OwnRowsConsumer {
     for (int i = 0; i < kSumElements; ++i) dk_[i] = dv_[i] = 0.0f;
   }
 
-  /// All steps of an item that are this warpgroup's, and the one that ends them.
+  /// Runs all steps of an item for this warpgroup, and the one that ends them.
   __device__ __forceinline__ void walk_item() {
     view_.wait_queries(step_);
     flags_ = view_.flags(step_);
@@ -96,8 +96,8 @@ class OwnRowsConsumer {
     step_ += kC.consumers;
   }
 
-  /// The warpgroup's number and 0, found anew at each use: descriptors made of values that the
-  /// compiler knows to be constant would stay in registers.
+  /// The warpgroup's number and 0, computed at each use: if the compiler knew that the values are
+  /// constant, it would keep descriptors made of them in registers.
   __device__ __forceinline__ static int present_warpgroup() {
     return ptx::uniform(ptx::thread_index() >> 7) - 1;
   }
@@ -123,10 +123,10 @@ class OwnRowsConsumer {
     ptx::pin(x);
   }
 
-  /// One step n; the warpgroup's next one is n' = n + 2. On entry `p` holds P(n) and dP(n) is on
-  /// its way to `dp`; on exit `dp` holds P(n') and dP(n') is on its way to `p`. True after its last
-  /// step of the item: then n' is the step that ends them, and what is made of whatever lies in its
-  /// buffers is dropped.
+  /// One step n; the warpgroup's next one is n' = n + 2. On entry `p` holds P(n), and the product
+  /// dP(n) into `dp` is in flight; on exit `dp` holds P(n'), and dP(n') into `p` is in flight.
+  /// After the warpgroup's last step of the item, n' is the step that ends them: its buffers hold
+  /// old data, and the results are discarded.
   ///
   /// | issue       | awaits      | in flight   | then                                            |
   /// |-------------|-------------|-------------|-------------------------------------------------|
@@ -165,8 +165,8 @@ class OwnRowsConsumer {
     step_ = next;
   }
 
-  /// Gives the other warpgroup half of the columns of a sum and puts the whole sum of this one's in
-  /// the first half. The buffers of K and V, which nobody reads any more, carry it.
+  /// Gives the other warpgroup half of the columns of a sum, and leaves the complete sum of its own
+  /// columns in the first half. The exchange uses the buffers of K and V, which are free by then.
   __device__ __forceinline__ void exchange(Sums& sums) {
     constexpr int kHalf = kSumElements / 2;
     constexpr int kThreads = 128;
@@ -196,12 +196,12 @@ class OwnRowsConsumer {
   const BackwardParams& params_;
   const StepView<kC> view_;
   const int warpgroup_;
-  std::uint32_t step_;  ///< the warpgroup's step under way
+  std::uint32_t step_;  ///< the warpgroup's present step
   RingPlace<1> item_;
-  int flags_ = 0;  ///< of the step whose scores are being made
+  int flags_ = 0;  ///< flags of the step whose scores are being computed
   Sums dk_;
   Sums dv_;
-  Scores first_;  ///< P or dP, by turns with the other
+  Scores first_;  ///< P or dP, in turn with second_
   Scores second_;
   PackedScores packed_;  ///< P^T, then dS^T, as A operand
 };

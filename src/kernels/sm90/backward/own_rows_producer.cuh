@@ -10,13 +10,13 @@
 #include "kernels/sm90/global_memory.cuh"
 #include "kernels/tile/descriptor.cuh"
 
-// What BackwardProducer does elsewhere, by three threads: a step of 64 keys without dQ is so short
-// that one would be late. One walks items and tells of steps, the others load what it tells.
+// Three threads do the work of BackwardProducer: a step of 64 keys without dQ is so short that one
+// thread would be late. One walks items and publishes steps, the others load their rows.
 namespace magi::sm90 {
 
-/// The one thread that takes items, tells of them and of their steps, and loads K and V. An item is
-/// a k tile and kv head with all head groups: group after group, record after record, q tiles from
-/// the last to the first.
+/// The one thread that takes items, publishes items and steps, and loads K and V. An item is a k
+/// tile and kv head with all head groups: group after group, record after record, q tiles from the
+/// last to the first.
 template <BackwardConfig kC>
 class OwnRowsWalker {
  public:
@@ -25,8 +25,8 @@ class OwnRowsWalker {
       : shared_(shared), params_(params) {}
 
   __device__ __forceinline__ void run() {
-    // The kernel that makes dq takes multiprocessors as this one leaves them. What it reads, all
-    // CTAs of this one have waited for.
+    // The kernel that computes dq starts on each multiprocessor that this one leaves. All CTAs of
+    // this kernel have waited for the data that it reads.
     if (params_.completion.is_next_beside) ptx::launch_dependents();
     const std::int32_t num_items = params_.items.outcome == nullptr
                                        ? params_.items.num_items
@@ -43,13 +43,13 @@ class OwnRowsWalker {
   }
 
  private:
-  /// Steps that are told before the item's keys are waited for, whose buffers the item before has:
-  /// their rows come meanwhile.
+  /// Steps that are published before the wait for the buffers of K and V, which the item before
+  /// still uses: the rows of these steps load meanwhile.
   static constexpr std::uint32_t kEarlySteps = 4;
   static_assert(kEarlySteps <= kC.q_stages && kEarlySteps <= kC.dout_stages);
 
-  /// The info of the item under way. It is free since V of the item before was loaded: the one
-  /// before that had been written by then.
+  /// The info of the present item. It became free when V of the item before was loaded: by then the
+  /// gradients of the item before that had been written.
   __device__ __forceinline__ ItemInfo& present_item() const {
     return shared_.items[num_items_ & 1];
   }
@@ -78,21 +78,20 @@ class OwnRowsWalker {
       for (at.record = at.record_begin; at.record < at.record_end; ++at.record) walk_record(tile.x);
     }
     if (num_early_ > 0) send_item(true);
-    // Each warpgroup is told that the item has no further step for it.
+    // One such step for each warpgroup: the item has no more steps for it.
     for (int i = 0; i < kC.consumers; ++i) {
       next_step().flags = kNoRows;
       send_step();
     }
   }
 
-  /// The record under way. NOTE: what is known of it is kept in shared memory: the thread has 24
-  /// registers.
+  /// The present record. NOTE: its values are in shared memory, as the thread has 24 registers.
   __device__ __forceinline__ BandSlice present_band() const {
     return load_band(params_.items.records + shared_.producer.record);
   }
 
   __device__ __forceinline__ void walk_record(std::int32_t key_begin) {
-    constexpr int kAhead = 8;  // records; after the last ones the lists of tiles lie
+    constexpr int kAhead = 8;  // records; memory after the last ones holds the lists of tiles
     ProducerState& at = shared_.producer;
     ptx::prefetch_l1(params_.items.records + at.record + kAhead);
     const QueryRun run =
@@ -107,15 +106,15 @@ class OwnRowsWalker {
       step.group = at.group_begin + at.index;
       step.q_tile = tile;
       if (is_masked) {
-        tell_mask(step, mask_of(present_band(), key_begin), tile << params_.query.token_shift);
+        set_mask(step, mask_of(present_band(), key_begin), tile << params_.query.token_shift);
       }
       send_step();
       if (num_early_ > 0 && --num_early_ == 0) send_item(true);
     }
   }
 
-  /// The next step's info, when it is free: those who load are ahead of the consumers by the stages
-  /// of Q at most, so when they have done with step n consumers have with step n - q_stages.
+  /// Waits until the next step's info is free, and returns it. Loaders are at most q_stages ahead
+  /// of consumers: once they have loaded step n, consumers have finished step n - q_stages.
   __device__ __forceinline__ StepInfo& next_step() const {
     constexpr std::uint32_t kBehind = kC.step_stages() - kC.q_stages;
     if (num_steps_ >= kBehind) {
@@ -128,7 +127,7 @@ class OwnRowsWalker {
     ++num_steps_;
   }
 
-  /// Sends the present item's info, with its K and V or without.
+  /// Publishes the present item's info, and loads its K and V if `has_tiles`.
   __device__ __forceinline__ void send_item(bool has_tiles) {
     const RingPlace<1> place(num_items_);
     const ItemInfo& item = present_item();
@@ -144,7 +143,7 @@ class OwnRowsWalker {
     ++num_items_;
   }
 
-  /// Loads V without what nobody sees, which would make its own dK NaN; K reaches nothing but dQ.
+  /// Loads V, with zeros for unseen keys, whose dK could be NaN. Unseen rows of K reach dQ alone.
   __device__ __forceinline__ void load_values(const ptx::BoxOrigin& box,
                                               ptx::Mbarrier& full) const {
     const SeenTiles& seen = params_.seen;
@@ -159,11 +158,10 @@ class OwnRowsWalker {
   const BackwardParams& params_;
   std::uint32_t num_steps_ = 0;
   std::uint32_t num_items_ = 0;
-  std::uint32_t num_early_ = 0;  ///< steps of the item still to be told before its keys are sent
+  std::uint32_t num_early_ = 0;  ///< steps still to publish before the item and its K and V
 };
 
-/// One of the two threads that load what steps are told of: rows of Q with their lse_log2, or of dO
-/// with their delta.
+/// One of the two threads that load the rows of published steps: Q with lse_log2, or dO with delta.
 template <BackwardConfig kC, bool kIsQuery>
 class StepLoader {
  public:

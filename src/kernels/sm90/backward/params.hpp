@@ -21,7 +21,7 @@ struct QueryTiles {
   std::int32_t rows_q = 0;
 };
 
-/// The numbers that make P and dS of the products. The producer loads both vectors, the consumers
+/// The numbers that turn products into P and dS. The producer loads both vectors, the consumers
 /// compute with them. A row of a sum is token * packed_heads + head; rows without keys or beyond
 /// the tensor have kNoKeys for the lse and 0 for the delta.
 struct BackwardSoftmax {
@@ -36,30 +36,29 @@ struct DqOrder {
   const std::int32_t* num_components = nullptr;  ///< [q tiles]
   unsigned* semaphores = nullptr;  ///< [head groups, num_semaphores], all zero at the start
   std::int32_t num_semaphores = 0;
-  bool is_ordered = true;      ///< sums of dQ are taken in the order of the list
-  bool is_converting = false;  ///< the main kernel makes dq of the sums that it completes
+  bool is_ordered = true;      ///< additions to dQ sums follow the order of the list
+  bool is_converting = false;  ///< the main kernel converts the sums that it completes into dq
 };
 
-/// Sums of dQ, indexed head_group * num_q_tiles + q_tile, and dq made of them. The consumers add to
-/// the sums, the dQ converters read the rest.
+/// Sums of dQ, indexed head_group * num_q_tiles + q_tile, and the rows of dq. Consumers add to the
+/// sums; the dQ converter and dq_convert_kernel read all members.
 struct DqOutput {
-  /// [sums, rows * dim_qk] in the order of dq_place; zero at the start where several components
-  /// meet, and everywhere if sums are taken in no order.
+  /// [sums, rows * dim_qk] in the order of dq_place. Zero at the start: sums of q tiles with
+  /// several components, and all sums if additions have no order.
   float* sums = nullptr;
   StridedRows rows;
   std::int32_t dim = 0;              ///< columns of dq
   bool is_adding = false;            ///< dq is added to what is there
   std::int64_t bytes_to_row_8 = 0;   ///< from row 16n of a q tile to row 16n + 8, in dq
   std::int64_t bytes_to_row_16 = 0;  ///< from row r of a q tile to row r + 16, in dq
-  /// q tiles whose sums are left to the converting kernel where the main kernel converts the
-  /// others.
+  /// q tiles whose sums dq_convert_kernel converts, if the main kernel converts the others.
   const std::int32_t* left_tiles = nullptr;
   std::int32_t num_left = 0;
   /// [q tiles], 1: the main kernel converts the sums; null unless the device makes the list.
   const std::int32_t* converted_tiles = nullptr;
 };
 
-/// Rows of a gradient that lie apart, of one kv head after the other; 16-byte multiples.
+/// Rows of a gradient at their own address, by kv head. Strides are multiples of 16 bytes.
 struct GradientRows {
   std::uint8_t* data = nullptr;
   std::int64_t row_bytes = 0;
@@ -67,7 +66,7 @@ struct GradientRows {
   bool is_float = false;  ///< else of the input's 16-bit type
 };
 
-/// The place where dK and dV of keys [row_begin, row_end) go, such as memory of another GPU.
+/// The place, such as memory of another GPU, where dK and dV of keys [row_begin, row_end) go.
 struct KeyDestination {
   std::int32_t row_begin = 0;
   std::int32_t row_end = 0;
@@ -84,15 +83,15 @@ struct KeyGradients {
   bool is_adding = false;                ///< both are added to what is there
   float* split_sums = nullptr;           ///< [slots]: dK [keys, dim_qk], then dV [keys, dim_v]
   unsigned* split_semaphores = nullptr;  ///< [kv heads, tiles, 2], all zero at the start
-  /// Destinations of all keys, ascending; null: all go to dk and dv. None is added to.
+  /// Destinations of all keys, ascending; null: all go to dk and dv. Rows there are overwritten.
   const KeyDestination* destinations = nullptr;
 };
 
 /// The items; mirrors BackwardList. The producer reads it, records also the semaphore waiter.
 struct BackwardItems {
-  /// An item walks all q tiles of a head group before those of the next; else the groups of a q
-  /// tile one after the other. NOTE: the field fills eight bytes by itself: loaded together with a
-  /// neighbour it makes ptxas spill in the consumers' step.
+  /// An item walks all q tiles of a head group before those of the next group; else all groups of a
+  /// q tile before the next q tile. NOTE: the field fills eight bytes: if one load fetches it with
+  /// a neighbour, ptxas spills in the consumers' step.
   bool is_group_first = false;
   const KeyTile* tiles = nullptr;
   const KeyRecord* records = nullptr;
@@ -101,40 +100,40 @@ struct BackwardItems {
   std::int32_t num_tiles = 0;
   std::int32_t heads_kv = 1;
   TileSpan spans[kMaxSpans];
-  /// The values of a list made on the device, which the host does not know, and the places of its
-  /// items in the spans, in the order in which they are handed out. Null if the host made the list.
+  /// The values of a list made on the device that the host does not know, and the items' places in
+  /// the spans, in the order in which items are handed out. Null if the host made the list.
   const BackwardOutcome* outcome = nullptr;
   const std::int32_t* order = nullptr;
-  /// If each kv head has a list of its own, behind the one before, as under masks of blocks: k
-  /// tiles of a list, and records for which it has room. 0: there is one list. Kernels with rows of
-  /// their own read both.
+  /// If each kv head has its own list, one after the other, as under masks of blocks: the k tiles
+  /// of a list, and the records for which it has room. 0: there is one list. Of the kernels, only
+  /// those with OwnRows read both.
   std::int32_t tiles_per_list = 0;
   std::int32_t records_per_list = 0;
 };
 
-/// The keys that items wait for, and the items that were deferred because they did not come. The
-/// producer reads it.
+/// The keys that items wait for, and the items that were deferred because their keys had not
+/// arrived. The producer reads it.
 struct InFlightItems {
   ArrivalFlags flags;  ///< without flags: nothing is waited for
   std::int32_t heads_per_section = 1;
-  bool is_for_deferred = false;         ///< the launch works at the items deferred, at no others
-  const TileArrival* tiles = nullptr;   ///< [k tiles]; null: no keys come
+  bool is_for_deferred = false;         ///< the launch runs the deferred items only
+  const TileArrival* tiles = nullptr;   ///< [k tiles]; null: no keys are in flight
   unsigned* decisions = nullptr;        ///< [kv heads, tiles] of split k tiles, zero at the start
   unsigned* num_deferred = nullptr;     ///< zero at the start
-  unsigned* deferred_ticket = nullptr;  ///< that of a launch for them; zero at the start
+  unsigned* deferred_ticket = nullptr;  ///< ticket of their launch; zero at the start
   unsigned* deferred_words = nullptr;   ///< a bit for each item, zero at the start
 };
 
-/// The counts at which sums of dQ are complete. The converting kernel reads it, and of the main one
-/// the producer.
+/// The semaphore values at which sums of dQ are complete. dq_convert_kernel reads it, and the
+/// producer of the main kernel.
 struct DqCompletion {
-  const TileSemaphores* tiles = nullptr;  ///< [q tiles]; null: when the main kernel has ended
+  const TileSemaphores* tiles = nullptr;  ///< [q tiles]; null: complete when the main kernel ends
   std::int32_t num_adders = 1;            ///< CTAs that add to a sum for one record
-  /// The kernel behind the main one begins on each multiprocessor that this has done with.
+  /// The next kernel starts on each multiprocessor that the main kernel leaves.
   bool is_next_beside = false;
 };
 
-/// Parts of a tile as they are copied where it has rows that nobody sees.
+/// Copy descriptors of parts of a tile, for tiles with rows that nobody sees.
 struct TilePieces {
   CUtensorMap maps[2];  ///< boxes of packed_heads x unit_tokens, and of packed_heads x 1
 };
@@ -144,12 +143,12 @@ MAGI_HOST_DEVICE std::int32_t unit_tokens(std::int32_t packed_shift) {
   return packed_shift < 3 ? 8 >> packed_shift : 1;
 }
 
-/// Which rows are seen, for those who load (seen_tile.cuh).
+/// The rows that somebody sees, for threads that load (seen_tile.cuh).
 struct SeenTiles {
   const std::uint32_t* queries = nullptr;  ///< see SeenRows; null: all are
   const std::uint32_t* keys = nullptr;     ///< likewise
   std::int32_t rows_k = 0;
-  /// If each kv head has a list of its own, the words of keys of one.
+  /// If each kv head has its own list: words of `keys` for one list.
   std::int32_t words_per_list = 0;
   TilePieces q;
   TilePieces dout;
@@ -157,7 +156,7 @@ struct SeenTiles {
   TilePieces v;
 };
 
-/// Tensors by address, for kernels that take no descriptors; `dout` of 16-bit elements.
+/// Tensors by address, for kernels that take no descriptors; `dout` has 16-bit elements.
 struct PlainTensors {
   StridedRows q;
   StridedRows k;
@@ -165,8 +164,8 @@ struct PlainTensors {
   StridedRows dout;
 };
 
-/// Arguments of a launch, passed by value. NOTE: what every step reads lies in front of the
-/// spans: behind them the same lists ran up to 5 % slower where an item has one head group.
+/// Arguments of a launch, passed by value. NOTE: members that every step reads come before the
+/// spans: after them, lists whose items have one head group ran up to 5 % slower.
 struct BackwardParams {
   CUtensorMap q;     ///< box of packed_heads x tokens of a q tile
   CUtensorMap dout;  ///< likewise

@@ -9,12 +9,12 @@
 #include "kernels/sm90/backward/packed_rows.cuh"
 #include "kernels/sm90/global_memory.cuh"
 
-// lse_log2 = -lse * log2(e) / exponent_scale and delta = dlse - sum(dout * out), both negated, in
-// the packed order of tiles: a CTA takes as many rows as a tile has, side by side in memory (the
-// heads of a token, then the next token), kLanes threads per row, 8 elements of dim per thread. It
-// also clears a tile's sums, and all CTAs together the semaphores. The first one stores
-// destinations. Beside the making of a list, whose components are not known yet, CTAs after all
-// others wait for it and clear the sums.
+// The preprocess kernel computes lse_log2 = -lse * log2(e) / exponent_scale and delta = dlse -
+// sum(dout * out), both negated, and writes them in the packed order of tiles. A CTA reads as many
+// rows as a tile has, neighbours in memory (the heads of a token, then the next token), with kLanes
+// threads per row and 8 elements of dim per thread. It also clears a tile's sums, and all CTAs
+// together clear the semaphores. The first CTA stores destinations. If the kernel runs while a list
+// is made, whose components are unknown yet, extra CTAs wait for the list and clear the sums.
 namespace magi::sm90 {
 namespace {
 
@@ -22,11 +22,10 @@ constexpr int kThreads = 256;
 constexpr int kElements = 8;  // elements of dim per thread
 static_assert(StoredDestinations::kMost <= kThreads && sizeof(PrepareParams) <= 4096);
 
-/// Eight neighbouring elements of a row, as they lie in memory; `kMayBeFloat`: in float32 or in 16
-/// bits, else in 16 bits.
+/// Eight neighbouring elements of a row: in 16 bits or, if `kMayBeFloat`, perhaps in float32.
 template <bool kMayBeFloat>
 struct RawElements {
-  uint4 low;   // all of them where they have 16 bits, else the first four
+  uint4 low;   // all eight of 16 bits, or the first four float32
   uint4 high;  // the last four float32
 };
 
@@ -127,8 +126,8 @@ __device__ __forceinline__ Row<kMayBeFloat> load_row(const PrepareParams& params
   return row;
 }
 
-/// Rounds `dout` to 16 bits and keeps a copy for the bulk copies of the main kernel. NOTE: delta
-/// must be made of the same values as the kernel's products, or they do not cancel.
+/// Rounds `dout` to 16 bits and writes a copy for the main kernel to load. NOTE: delta must use the
+/// same values as the main kernel's products, or they do not cancel.
 template <DType kType>
 __device__ __forceinline__ void round_dout(const PrepareParams& params, const Row<true>& row, int d,
                                            float (&dout)[kElements]) {
@@ -158,7 +157,7 @@ __device__ __forceinline__ void finish_row(const PrepareParams& params, const Ro
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kElements; ++i) {
-    // Zeros are those of a row without keys, whose dout may be NaN.
+    // A row without keys has zeros, though its dout may be NaN.
     sum = fmaf(out[i], out[i] == 0.0f ? 0.0f : dout[i], sum);
   }
 #pragma unroll
@@ -174,7 +173,7 @@ __device__ __forceinline__ void finish_row(const PrepareParams& params, const Ro
   params.delta[at] = size == INFINITY ? 0.0f : row.dlse - sum;
 }
 
-/// Called by `num_threads` threads, of which this is `thread`.
+/// Clears a tile's sums. Called by `num_threads` threads, of which this is `thread`.
 __device__ __forceinline__ void clear_sums(const PrepareParams& params, std::int64_t tile,
                                            int thread, int num_threads) {
   auto* sums = reinterpret_cast<float4*>(params.sums + tile * params.sums_per_tile);
@@ -212,7 +211,7 @@ __device__ __forceinline__ void clear_semaphores(const PrepareParams& params) {
   for (; i < params.num_semaphores; i += step) params.semaphores[i] = 0;
 }
 
-/// Called by the first CTA.
+/// Stores destinations in device memory. Only the first CTA does so.
 __device__ __forceinline__ void keep_destinations(const StoredDestinations& stored) {
   const auto i = static_cast<int>(threadIdx.x);
   if (blockIdx.x == 0 && i < stored.count) stored.target[i] = stored.values[i];
@@ -249,8 +248,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int pass = 0; pass < kPasses; ++pass) {
     finish_row<kType, kLanes>(params, rows[pass], d);
   }
-  // Launched beside a push of rows: what comes next is to be behind that one too. Beside the making
-  // of a list late CTAs see to that, and the others make room.
+  // If this kernel runs beside a push of rows, the next one must come after that push too. Beside
+  // the making of a list, the late CTAs wait instead, and the others make room.
   if (!has_late_ctas) ptx::await_kernels_before();
 }
 

@@ -9,23 +9,21 @@
 #include "kernels/sm90/backward/params.hpp"
 #include "magi/tensor.hpp"
 
-// What runs around the backward's main kernel, in a tile's order: row r of tile t of head group g
-// is token t * tile_tokens + r / packed_heads, head g * packed_heads + r % packed_heads, and lies
-// at (g * tiles_per_group + t) * kTileRows + r.
+// Kernels that run before and after the backward's main kernel. They number rows in the order of
+// tiles: row r of tile t of head group g is token t * tile_tokens + r / packed_heads, head g *
+// packed_heads + r % packed_heads, and has index (g * tiles_per_group + t) * kTileRows + r.
 namespace magi::sm90 {
 
-/// Packed query rows of a tile here. A q tile of the main kernel is one of these or, where that has
-/// 128 rows, two.
+/// Packed query rows of a tile here. A q tile of the main kernel has one such tile, or two.
 inline constexpr int kTileRows = 64;
 
-/// Stands for lse * log2(e) of rows that see no key and of rows past the end: every exp2(s - it) is
-/// 0.
+/// Replaces lse * log2(e) of rows that see no key and of rows past the end, so that exp2(s -
+/// kNoKeys) is 0 for every s.
 inline constexpr float kNoKeys = 1e30f;
 
-/// The bound of an lse in base 2 from which a row gets no gradient, as if it had no keys. The
-/// rounding of an lse, and of scores, whose sums tensor cores truncate, changes exponents by up to
-/// 2^-20 of their size: below the bound a weight is never above 2, and beyond it powers of 2 would
-/// overflow.
+/// A row whose lse in base 2 reaches this bound gets no gradient, as if it had no keys. An lse is
+/// rounded, and tensor cores truncate the sums of scores; together this changes exponents by up to
+/// 2^-20 of their size. Below the bound no weight exceeds 2; above it powers of 2 would overflow.
 inline constexpr float kLargestLse = 0x1p20f;
 
 /// The map of packed rows to tokens and heads.
@@ -34,7 +32,7 @@ struct PackedRows {
   std::int32_t heads_q = 0;
   std::int32_t packed_heads = 1;  ///< a power of two up to kTileRows
   std::int32_t tiles_per_group =
-      0;  ///< tiles that hold rows_q, in whole q tiles of the main kernel
+      0;  ///< tiles that hold rows_q, rounded up to q tiles of the main kernel
 
   std::int32_t tile_tokens() const { return kTileRows / packed_heads; }
   std::int64_t num_tiles() const {
@@ -42,8 +40,8 @@ struct PackedRows {
   }
 };
 
-/// The places where the gradients of keys go, for the main kernel: as arguments of the kernel in
-/// front of it, which copies them to `target`. A graph holds them.
+/// The places where the main kernel writes gradients of keys. They are arguments of the preprocess
+/// kernel, which copies them to `target`, so that a graph holds them.
 struct StoredDestinations {
   static constexpr std::int32_t kMost = 24;
   KeyDestination values[kMost];
@@ -57,10 +55,10 @@ struct PrepareParams {
   StridedRows out;
   StridedRows dout;
   StridedRows lse;
-  StridedRows dlse;  ///< without data where there is none
+  StridedRows dlse;  ///< without data: zeros
   float exponent_scale = 1.0f;
   /// [tiles, kTileRows], negated: -lse * log2(e) / exponent_scale, with kNoKeys for rows without
-  /// keys and where the lse reaches kLargestLse.
+  /// keys or whose lse reaches kLargestLse.
   float* lse_log2 = nullptr;
   /// [tiles, kTileRows], negated: dlse - sum of dout * out; 0 with an infinite lse.
   float* delta = nullptr;
@@ -70,21 +68,21 @@ struct PrepareParams {
   /// Components in each q tile of the main kernel, or null: tiles with at most one are not cleared.
   const std::int32_t* num_components = nullptr;
   std::int32_t tiles_per_q_tile = 1;  ///< tiles in a q tile of the main kernel
-  /// CTAs after those of the tiles that clear sums, and these alone, once the kernel before has
-  /// ended, which makes num_components; 0: num_components is there, and tiles clear their own.
+  /// Extra CTAs, after those of the tiles, that wait for the kernel that makes num_components and
+  /// then clear all sums. 0: num_components is ready, and each tile's CTA clears its own.
   std::int32_t num_late_ctas = 0;
-  bool is_beside = false;               ///< it begins beside the kernel before it
+  bool is_beside = false;               ///< the kernel runs beside the one before it
   std::uint32_t* semaphores = nullptr;  ///< [num_semaphores], cleared, the item ticket with them
   std::int64_t num_semaphores = 0;
   StoredDestinations destinations;
 };
 
-/// Enqueues the one kernel that comes before the main one. `type` is that of 16-bit tensors.
-/// is_beside: the kernel before it on the stream pushes rows to peers or makes the list. Else it
-/// waits for what is before it, whatever that is.
+/// Enqueues the preprocess kernel. `type` is that of 16-bit tensors. With is_beside, the kernel
+/// before it pushes rows to peers or makes the list; else it waits for all earlier work.
 void prepare_backward(const PrepareParams& params, DType type, cudaStream_t stream);
 
-/// Gradients of sink logits from what prepare_backward left; laid out like the logits.
+/// Arguments for gradients of sink logits from results of prepare_backward; laid out like the
+/// logits.
 struct SinkGradientParams {
   PackedRows packed;
   float exponent_scale = 1.0f;
@@ -92,7 +90,7 @@ struct SinkGradientParams {
   const float* delta = nullptr;
   SinkRows sink;
   float* dsink = nullptr;
-  std::int64_t row_stride = 0;  ///< row stride of dsink; 0 where all rows share the sinks
+  std::int64_t row_stride = 0;  ///< row stride of dsink; 0 if all rows share the sinks
   std::int64_t sink_stride = 0;
   bool is_adding = false;
 };

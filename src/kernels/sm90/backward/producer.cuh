@@ -15,9 +15,10 @@
 
 namespace magi::sm90 {
 
-/// The one thread that takes items, walks their records, tells the other roles of items and steps,
-/// and loads. Record after record, q tiles from the last to the first, the head groups of each; or
-/// so in one round for each head group. kMayBeCut: tiles may have rows that nobody sees.
+/// The one thread that takes items, walks their records, publishes items and steps to the other
+/// roles, and loads. It walks record after record, in each the q tiles from the last to the first,
+/// and for each the head groups; or all of this once for each head group. kMayBeCut: tiles may have
+/// rows that nobody sees.
 template <BackwardConfig kC, bool kMayBeCut>
 class BackwardProducer {
  public:
@@ -37,8 +38,8 @@ class BackwardProducer {
     } else {
       run_sent_items();
     }
-    // NOTE: not before, where a launch leaves multiprocessors free: the next kernel would wait
-    // there.
+    // NOTE: not earlier, or the next kernel would wait on multiprocessors that the launch leaves
+    // free.
     if (params_.coming.flags.flags == nullptr) ptx::launch_dependents();
     step_info().flags = kEndOfSteps;
     send_step();
@@ -60,7 +61,7 @@ class BackwardProducer {
     }
   }
 
-  /// Read anew at every call: registers are few.
+  /// Reads memory at every call, because registers are few.
   __device__ __forceinline__ std::int32_t num_items() const {
     const BackwardItems& items = params_.items;
     return items.outcome == nullptr ? items.num_items : __ldg(&items.outcome->num_items);
@@ -69,8 +70,8 @@ class BackwardProducer {
     return params_.items.order == nullptr ? item : __ldg(params_.items.order + item);
   }
 
-  // The first CTA of a k tile takes items and waits for their keys; it sends the second those that
-  // both go through.
+  // The first CTA of a k tile takes items, waits for their keys, and sends those that run to the
+  // second.
   static constexpr std::int32_t kNoItem = -1;
 
   __device__ __forceinline__ void send_ticket(std::int32_t item) {
@@ -91,22 +92,23 @@ class BackwardProducer {
       find_place(static_cast<std::uint32_t>(item));
       if (params_.coming.tiles != nullptr) {
         arrival().find_segment(present_item());
-        // Bulk copies are asynchronous; the keys' arrival came with the ticket.
+        // Bulk copies are asynchronous; the ticket implies that the keys have arrived.
         ptx::fence_async_global();
       }
       walk_item();
     }
   }
 
-  /// Takes the next item. NOTE: an item is taken only when the one before has been walked, and the
-  /// first like any other: a semaphore waits for a lower item, so the lowest unfinished item must
-  /// never be one that a CTA keeps for later or that a CTA not yet resident would start with.
+  /// Takes the next item. NOTE: a CTA takes an item only after it has walked the one before, and
+  /// also its first item by a ticket: items wait for semaphores of lower items, so the lowest
+  /// unfinished item must never be one that a CTA keeps for later, or that is bound to a CTA not
+  /// yet resident.
   __device__ __forceinline__ std::int32_t take_ticket() const {
     return static_cast<std::int32_t>(atomicAdd(params_.items.ticket, 1u));
   }
 
-  /// The info of the item under way. It is free since V of the item before was loaded: the one
-  /// before that had been written by then.
+  /// The info of the present item. It became free when V of the item before was loaded: by then the
+  /// gradients of the item before that had been written.
   __device__ __forceinline__ ItemInfo& present_item() const {
     return shared_.items[num_items_ & 1];
   }
@@ -117,8 +119,8 @@ class BackwardProducer {
     ptx::mbarrier_arrive(shared_.step_full.at(RingPlace<kC.step_stages()>(num_steps_)));
   }
 
-  /// Finds where the item works. NOTE: what is found is left in shared memory before it is used:
-  /// the producer has 24 registers.
+  /// Finds the item's tile and heads. NOTE: values go to shared memory before they are used,
+  /// because the producer has 24 registers.
   __device__ __forceinline__ void find_place(std::uint32_t index) const {
     ProducerState& at = shared_.producer;
     const BackwardItem item =
@@ -130,7 +132,7 @@ class BackwardProducer {
     find_split(params_.items.spans[item.span], item.split);
   }
 
-  /// Finds what the item must know of its split and of its head groups.
+  /// Finds the item's split and head groups.
   __device__ __forceinline__ void find_split(const TileSpan& span, std::int32_t split) const {
     ProducerState& at = shared_.producer;
     ItemInfo& info = present_item();
@@ -147,7 +149,7 @@ class BackwardProducer {
     }
   }
 
-  /// The first warpgroup's semaphore of the splits of a k tile and kv head; -1: there is no user.
+  /// The first warpgroup's semaphore for splits of a k tile and kv head; -1 without a user.
   __device__ __forceinline__ std::int32_t semaphore_of(SlotUser user) const {
     return user.tile < 0 ? -1 : 2 * (user.kv_head * params_.items.num_tiles + user.tile);
   }
@@ -229,7 +231,7 @@ class BackwardProducer {
     step.group = at.group;
     step.q_tile = tile;
     step.record = at.record;
-    if (is_masked) tell_mask(step, at.mask, tile << params_.query.token_shift);
+    if (is_masked) set_mask(step, at.mask, tile << params_.query.token_shift);
     if constexpr (kMayBeCut) at.is_cut = is_masked && is_cut(tile);
     send_step();
   }
@@ -280,7 +282,7 @@ class BackwardProducer {
     ptx::load_bytes(shared_.delta[stage], params_.softmax.delta + row_of(tile), kVectorBytes, full);
   }
 
-  /// Sends the present item's info, with its K and V or without.
+  /// Publishes the present item's info, and loads its K and V if `has_tiles`.
   __device__ __forceinline__ void send_item(bool has_tiles) {
     const RingPlace<1> place(num_items_);
     const ItemInfo& item = present_item();
@@ -309,7 +311,7 @@ class BackwardProducer {
     ++num_items_;
   }
 
-  /// Asks for tiles of the present step or item that have rows which nobody sees.
+  /// Asks CutLoader for tiles of the present step or item with rows that nobody sees.
   __device__ __forceinline__ void ask(CutRequest::Kind kind, std::uint32_t number) const {
     CutRequest& cut = shared_.cut;
     const RingPlace<1> place(cut.count);

@@ -24,7 +24,7 @@ struct RowValues {
       pairs[i] = *reinterpret_cast<const float2*>(values + 8 * i + first_column);
     }
   }
-  /// Copies each value to all scores of its row: what a product is added to.
+  /// Copies each value to all scores of its row, as accumulators for a product.
   __device__ __forceinline__ void spread(float (&x)[kCount]) const {
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
@@ -34,7 +34,7 @@ struct RowValues {
   }
 };
 
-/// The lse of two neighbouring rows, where the softcap needs them after the products.
+/// The lse of two neighbouring rows, if a softcap needs them after the products.
 template <bool kHasSoftcap>
 __device__ __forceinline__ float2 load_lse(const float* lse_log2, int row) {
   if constexpr (!kHasSoftcap) return make_float2(0.0f, 0.0f);
@@ -42,7 +42,7 @@ __device__ __forceinline__ float2 load_lse(const float* lse_log2, int row) {
 }
 
 /// Turns scores into exponents x = exponent_scale * (f(s) + lse_log2), so that p = 2^x. Without a
-/// softcap lse_log2 has been added: products began with it.
+/// softcap scores already contain lse_log2, as accumulators began with it.
 template <bool kHasSoftcap, int kCount>
 __device__ __forceinline__ void take_exponents(float (&x)[kCount], const float* lse_log2,
                                                int first_column, const ScoreScale& scale) {
@@ -57,8 +57,8 @@ __device__ __forceinline__ void take_exponents(float (&x)[kCount], const float* 
   }
 }
 
-/// Sets what the step's band hides to -infinity; `key_row` is the row of the thread's first key in
-/// the k tile.
+/// Sets scores that the step's band hides to -infinity; `key_row` is the row of the thread's first
+/// key in the k tile.
 template <int kCount>
 __device__ __forceinline__ void mask_step(float (&x)[kCount], const StepInfo& step, int key_row,
                                           int first_column, int packed_shift) {
@@ -110,8 +110,8 @@ __device__ __forceinline__ void differentiate(float (&p)[kCount], const float (&
 }
 
 /// Turns dP - delta into dS / softmax_scale = p * (dP - delta) * f'(s) / softmax_scale. NOTE: a
-/// quarter of p is taken from its 16 bits, as dV has them: with all of it in float32 there are 13
-/// registers too few. With a softcap there are enough, and its slope wants all bits.
+/// quarter of p is read from the 16-bit operand of dV: with all of p in float32, 13 registers are
+/// missing. With a softcap there are enough, and its slope needs all bits.
 template <DType kType, bool kHasSoftcap, int kCount>
 __device__ __forceinline__ void differentiate_wide(const float (&p)[kCount],
                                                    const std::uint32_t (&packed)[kCount / 2],
@@ -136,9 +136,8 @@ __device__ __forceinline__ void differentiate_wide(const float (&p)[kCount],
   }
 }
 
-/// The place where a thread's first word of packed scores is in shared memory: they lie in panels
-/// of 64 rows of q, in them 128-byte rows, one per key; `key_row` is that of the thread's first
-/// key.
+/// The shared memory address of a thread's first word of packed scores. These are in panels of 64
+/// rows of q, with a 128-byte row per key; `key_row` is that of the thread's first key.
 __device__ __forceinline__ std::uint32_t first_word(const std::uint8_t* panels, int key_row,
                                                     int first_column) {
   return ptx::shared_address(panels + tile::swizzled_offset(key_row, 0) + 2 * first_column);

@@ -8,18 +8,18 @@
 #include "kernels/sm90/backward/shared.cuh"
 #include "kernels/tile/descriptor.cuh"
 
-// Tiles with rows that nobody sees among others. Such a row weighs 0, but what stands there may be
-// NaN, and 0 * NaN is NaN: it is loaded as zeros, from in front of the tensor.
+// Tiles that contain rows which nobody sees. Such a row has weight 0, but may hold NaN, and 0 * NaN
+// is NaN. So it is loaded as zeros, by a copy from before the tensor's begin.
 namespace magi::sm90 {
 
-/// Whether a launch may meet such tiles.
+/// Whether a launch may have such tiles.
 __device__ __forceinline__ bool has_unseen_rows(const BackwardParams& params) {
   if (params.seen.queries == nullptr && params.seen.keys == nullptr) return false;
   const BackwardOutcome* outcome = params.items.outcome;
   return outcome == nullptr || __ldg(&outcome->has_unseen) != 0;
 }
 
-/// The place where the CTA's columns of the other one's keys lie.
+/// The origin of this CTA's columns of the other CTA's keys.
 template <BackwardConfig kC>
 __device__ __forceinline__ ptx::BoxOrigin peer_keys(const ItemInfo& item) {
   constexpr int kColumns = kC.dim_qk / kC.ctas();
@@ -39,8 +39,8 @@ __device__ __forceinline__ void load_panels(std::uint8_t* tile, const CUtensorMa
   }
 }
 
-/// Does what load_panels does, but the tokens that nobody sees become zeros: unit by unit, and
-/// token by token where a unit has both kinds. NOTE: how far it is lies in `at`: registers are few.
+/// Does what load_panels does, but with zeros for tokens that nobody sees: unit by unit, and token
+/// by token if a unit has both kinds. NOTE: `at` holds the progress, because registers are few.
 template <int kRows, int kDim>
 __device__ __forceinline__ void load_seen_panels(CutRequest& at, std::uint8_t* tile,
                                                  const TilePieces& pieces,
@@ -68,8 +68,8 @@ __device__ __forceinline__ void load_seen_panels(CutRequest& at, std::uint8_t* t
   }
 }
 
-/// The one thread that loads tiles with rows that nobody sees, as the producer asks for them, which
-/// has no registers for it.
+/// The one thread that loads tiles with rows that nobody sees, on request of the producer, which
+/// has too few registers for it.
 template <BackwardConfig kC>
 class CutLoader {
  public:
@@ -89,7 +89,7 @@ class CutLoader {
  private:
   __device__ __forceinline__ void load(std::int32_t kind, std::uint32_t number) const {
     if (kind == CutRequest::kRows) return load_rows(number);
-    // Bulk copies are asynchronous; the keys' arrival came with the request.
+    // Bulk copies are asynchronous; the request implies that the keys have arrived.
     ptx::fence_async_global();
     const ItemInfo& item = shared_.items[number & 1];
     const RingPlace<1> place(number);

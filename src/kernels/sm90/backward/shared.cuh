@@ -9,9 +9,9 @@
 
 namespace magi::sm90 {
 
-/// The producer's message about one q tile of one record. The mask, where one is needed: the key in
-/// row r of the k tile is seen by the tokens [max(q_low, r + low), min(q_high, r + high)) of the q
-/// tile if key_low <= r < key_high, else by none.
+/// The producer's message about one q tile of one record. If the step is masked, the tokens
+/// [max(q_low, r + low), min(q_high, r + high)) of the q tile see the key in row r of the k tile if
+/// key_low <= r < key_high, else none does.
 struct alignas(16) StepInfo {
   std::int32_t flags = 0;
   std::int32_t sum = 0;    ///< index of the dQ sum, and of its rows of lse_log2 and delta
@@ -31,8 +31,8 @@ static_assert(sizeof(StepInfo) == 48);
 enum StepFlag : std::int32_t {
   kMasked = 1,
   kLastStep = 2,    ///< the item ends with this step
-  kEndOfSteps = 4,  ///< there is no step any more
-  kNoRows = 8,      ///< with own rows: the item has no further step for the step's warpgroup
+  kEndOfSteps = 4,  ///< there are no more steps
+  kNoRows = 8,      ///< OwnRows: the item has no more steps for this step's warpgroup
 };
 
 /// The producer's message about one item.
@@ -41,10 +41,10 @@ struct alignas(16) ItemInfo {
   std::int32_t key_begin = 0;
   std::int32_t num_keys = 0;
   std::int32_t kv_head = 0;
-  std::int32_t slot = 0;               ///< where the splits of the k tile are summed
+  std::int32_t slot = 0;               ///< the place where splits of the k tile are summed
   std::int32_t semaphore = 0;          ///< index of split_semaphores for the first warpgroup
-  std::int32_t awaited_semaphore = 0;  ///< likewise, or -1: the slot may be touched when it has
-  std::int32_t awaited_value = 0;      ///< this value
+  std::int32_t awaited_semaphore = 0;  ///< the slot is free once this one, unless -1,
+  std::int32_t awaited_value = 0;      ///< has this value
   std::int32_t first_segment = 0;      ///< of KeyGradients::destinations: the first key's
   std::int32_t padding[7] = {};        ///< NOTE: with 48 bytes ptxas spills in the consumers' step
 };
@@ -52,25 +52,25 @@ static_assert(sizeof(ItemInfo) == 64);
 
 enum ItemFlag : std::int32_t {
   kHasSteps = 1,
-  kEndOfItems = 2,  ///< there is no item any more
+  kEndOfItems = 2,  ///< there are no more items
   kFirstSplit = 4,
   kLastSplit = 8,
 };
 
-/// The producer's message about tiles with rows that nobody sees, which it does not load itself.
+/// The producer's request to load a tile with rows that nobody sees, which another thread does.
 struct CutRequest {
   enum Kind : std::int32_t { kRows, kKeys, kValues, kEnd };
   std::int32_t kind = kEnd;
   std::uint32_t number = 0;  ///< of the step, or of the item
   std::uint32_t count = 0;   ///< of messages
-  // How far the load of a tile is; here because the thread that loads has few registers.
+  // The progress of a tile's load; in shared memory, because the loading thread has few registers.
   std::int32_t row = 0;
   std::int32_t step = 0;      ///< rows of a box
   std::int32_t num_left = 0;  ///< boxes of the unit
   std::uint32_t bits = 0;     ///< of their tokens
 };
 
-/// The state of the producer; here because its thread has few registers.
+/// The state of the producer; in shared memory, because its thread has few registers.
 struct ProducerState {
   StepInfo mask;          ///< the record's mask as if the q tile began at token 0
   std::int32_t item = 0;  ///< the item's number
@@ -95,8 +95,8 @@ struct ProducerState {
 /// The semaphore waiter's message: a step may add its dQ.
 struct alignas(16) AddInfo {
   std::int64_t semaphore = 0;  ///< index of DqOrder::semaphores, or kEndOfAdds
-  std::int32_t is_first = 0;   ///< the sum is not cleared: it begins with this step's dQ
-  std::int32_t is_last = 0;    ///< the sum is complete then, and the dQ converter's
+  std::int32_t is_first = 0;   ///< the sum is not cleared: this step's dQ is stored there
+  std::int32_t is_last = 0;    ///< the step completes the sum, and the dQ converter takes it
   std::int32_t group = 0;      ///< head group
   std::int32_t q_tile = 0;
 };
@@ -110,12 +110,12 @@ struct ConvertInfo {
 };
 inline constexpr std::int32_t kEndOfConverts = -1;  ///< group of the message after the last sum's
 
-/// The state of the dQ converter; here because it has few registers. It counts quarters of all its
-/// sums, one after the other.
+/// The state of the dQ converter; in shared memory, because it has few registers. It counts
+/// quarters over all its sums.
 struct ConverterState {
-  std::uint32_t quarter = 0;             ///< the first one that is not written
-  std::uint32_t num_loaded = 0;          ///< those that are there or on their way
-  const std::uint8_t* source = nullptr;  ///< the sum of the last one loaded
+  std::uint32_t quarter = 0;             ///< the first quarter that is not written
+  std::uint32_t num_loaded = 0;          ///< quarters whose loads have been issued
+  const std::uint8_t* source = nullptr;  ///< the sum of the last of these
 };
 
 /// Named barriers and who arrives.
@@ -123,20 +123,20 @@ struct ConverterState {
 /// |------------------|-----------------------------------|--------------------------------------|
 /// | kDkvEpilogue + w | warpgroup w                       | w's V rows may be overwritten        |
 /// | kSplits + w      | warpgroup w                       | a split's sum may be, or was, stored |
-/// | kOwnDs + w       | warpgroup w                       | its dS is there                      |
-/// | kExchange        | both warpgroups, with own rows    | sums may be, or were, stored         |
+/// | kOwnDs + w       | warpgroup w                       | it has stored its dS                 |
+/// | kExchange        | both warpgroups, OwnRows          | sums may be, or were, stored         |
 enum BackwardBarrier : int { kDkvEpilogue = 2, kSplits = 4, kOwnDs = 6, kExchange = 8 };
 
-/// Steps whose dQ may be added and is not, at most.
+/// The most steps that may add their dQ and have not done so.
 inline constexpr int kAddStages = 4;
 
-/// Items that the first CTA of a k tile has taken and the second has not, at most.
+/// The most items that the first CTA of a k tile has taken and the second has not.
 inline constexpr int kTicketStages = 2;
 
-/// Complete sums that the dQ converter has not written, at most: an item may end many in a row.
+/// The most complete sums that the dQ converter has not written; an item may complete many.
 inline constexpr int kConvertStages = 16;
 
-/// A sum as the dQ converter reads it: quarters of four chunks, one after the other.
+/// The dQ converter reads a sum in quarters of four chunks, one after the other.
 inline constexpr int kSumQuarters = 4;
 inline constexpr int kQuarterStages = 3;
 inline constexpr int kChunkBytes = 2048;
@@ -145,29 +145,29 @@ inline constexpr int kQuarterBytes = 4 * kChunkBytes;
 template <BackwardConfig kC>
 struct BackwardStorage {
   alignas(1024) std::uint8_t k[kC.k_bytes()];
-  /// V, later the item's dK and dV on their way out.
+  /// V; when the item ends, the epilogue stages its dK and dV here.
   alignas(1024) std::uint8_t v[kC.v_stage_bytes()];
   alignas(1024) std::uint8_t q[kC.q_stages][kC.q_bytes()];
   alignas(1024) std::uint8_t dout[kC.dout_stages][kC.dout_bytes()];
-  /// 16-bit scores as operands, 128-byte rows, one per key: score_stages of dS^T. Where warpgroups
-  /// share keys, as many of P^T and of the other CTA's dS^T follow.
+  /// 16-bit scores as operands, 128-byte rows, one per key: score_stages of dS^T. With SharedKeys,
+  /// as many of P^T and of the other CTA's dS^T follow.
   alignas(1024) std::uint8_t scores[kC.score_buffers()][kC.score_bytes()];
-  /// The columns of K of the other CTA's keys by which this CTA multiplies the other one's dS.
+  /// Columns of the other CTA's K, by which this CTA multiplies the other CTA's dS.
   alignas(kC.ctas() == 1 ? 16 : 1024) std::uint8_t peer_k[kC.ctas() == 1 ? 16 : kC.peer_k_bytes()];
   alignas(128) float lse_log2[kC.q_stages][kC.rows];
   alignas(128) float delta[kC.dout_stages][kC.rows];
-  /// A step's info is overwritten step_stages() steps later: by then its Q buffer has been handed
-  /// back and the dQ of the steps before has been added, so that neither consumers nor the
-  /// semaphore waiter, who is ahead of them, read it any more.
+  /// A step's info is overwritten step_stages() steps later. By then its Q buffer has been released
+  /// and the dQ of earlier steps has been added, so neither consumers nor the semaphore waiter,
+  /// which is ahead of them, still read it.
   StepInfo steps[kC.step_stages()];
   ProducerState producer;
   ArrivalState arrivals;
   ItemInfo items[2];
   AddInfo adds[kAddStages];
-  RingBarriers<kC.step_stages()> step_full;  ///< for the semaphore waiter, or those who load
+  RingBarriers<kC.step_stages()> step_full;  ///< the semaphore waiter, or loaders, wait for it
   Ring<kAddStages> add_ring;                 ///< the step's dQ may be added / has been
   RingBarriers<kAddStages> added;            ///< both halves of the step's dQ
-  /// dS of both warpgroups is there, dQ before it done; where they share keys: dS is there.
+  /// Both warpgroups have stored dS and completed the dQ before; SharedKeys: dS has been stored.
   RingBarriers<kC.score_stages> score_gradients_full;
   Ring<kC.q_stages> q_ring;
   Ring<kC.dout_stages> dout_ring;
@@ -175,17 +175,17 @@ struct BackwardStorage {
   Ring<1> v_ring;
   ConvertInfo converts[kConvertStages];
   Ring<kConvertStages> convert_ring;          ///< a sum is complete / its dq has been written
-  RingBarriers<kQuarterStages> quarter_full;  ///< a quarter of a complete sum is there
+  RingBarriers<kQuarterStages> quarter_full;  ///< a quarter of a complete sum has been loaded
   ConverterState converter;
-  RingBarriers<kC.score_stages> probabilities_full;  ///< P is there, where warpgroups share keys
-  RingBarriers<kC.score_stages> peer_score_gradients_full;  ///< the other CTA's dS is there
-  /// The items, in the second CTA of a k tile, that the first has taken. `empty` is that of the
-  /// first.
+  RingBarriers<kC.score_stages> probabilities_full;         ///< SharedKeys: P has been stored
+  RingBarriers<kC.score_stages> peer_score_gradients_full;  ///< the other CTA's dS has arrived
+  /// Items that the first CTA of a k tile has taken and sent to the second. `empty` is used in the
+  /// first CTA, the others in the second.
   Ring<kTicketStages> ticket_ring;
   std::int32_t tickets[kTicketStages];
   alignas(128) std::uint8_t
       quarters[kC.has_converter() ? kQuarterStages : 1][kC.has_converter() ? kQuarterBytes : 16];
-  /// Both threads that load have done with a step's info, where they are told of steps.
+  /// OwnRows: both loading threads no longer read a step's info.
   RingBarriers<kC.is(KernelForm::OwnRows) ? kC.step_stages() : 1> step_loaded;
   CutRequest cut;
   Ring<1> cut_ring;
@@ -200,7 +200,7 @@ struct BackwardStorage {
     added.init(kConsumerWarps);
     convert_ring.init(ptx::kArrivalsPerWarp);
     quarter_full.init(1);
-    // Where they share keys, one warpgroup makes P and the other one dS.
+    // With SharedKeys, one warpgroup makes P and the other dS.
     constexpr int kScoreWarps =
         kC.is(KernelForm::SharedKeys) ? kConsumerWarps / kC.consumers : kConsumerWarps;
     score_gradients_full.init(kScoreWarps);

@@ -6,35 +6,34 @@
 #include "kernels/sm90/backward/step_view.cuh"
 #include "kernels/tile/gemm.cuh"
 
-// A step where a warpgroup has no room for dK and dV of 64 keys: both warpgroups of a CTA share 64
-// keys, and two CTAs, a cluster, share a k tile of 128 and its steps.
+// The step for head dims at which dK and dV of 64 keys do not fit a warpgroup's registers: both
+// warpgroups of a CTA share 64 keys, and two CTAs, a cluster, a k tile of 128.
 //
-// In a CTA each warpgroup has half of the columns of dK and dV. One makes P for both, the other dS;
-// they pass them on in shared memory, in 16 bits:
+// In a CTA each warpgroup has half of the columns of dK and dV. One computes P for both, the other
+// dS; they exchange these in shared memory, in 16 bits:
 //
-//   warpgroup          makes   sums, half of the columns of each
+//   warpgroup       computes   sums, half of the columns of each
 //   0, Probabilities   P^T     dV += P^T dO (P^T from registers), dK += dS^T Q
 //   1, Gradients       dS^T    dV += P^T dO, dK += dS^T Q
 //
-// Each CTA copies its dS to the other one, and multiplies dQ of half of the columns by the keys of
-// both: a sum of dQ gets one addition for 128 keys, not two. Each warpgroup has a panel of 64
-// columns.
+// Each CTA copies its dS to the other, and computes half of the columns of dQ over the keys of
+// both. So a dQ sum gets one addition per 128 keys. Each warpgroup has a panel of 64 columns.
 //
-// A step of each ends with S, or dP, of the next one. With a softcap dS is made of the weights
-// P * f'(S). These lie in the second buffer of P, which then has one of each.
+// Each warpgroup ends a step with the product S, or dP, of the next step. With a softcap, dS is
+// computed from the weights P * f'(S). These use the second buffer of P.
 //
 // Why buffers are free when they are written again:
-// - P(n + 2) comes after dS(n + 1) has been awaited, and that after all of P(n) has been read.
-// - dS(n + 2) comes after P(n + 2) has been awaited, and that after dK(n) and dQ(n) of the
-//   warpgroup that makes P; the other one has ended its own.
-// - The other CTA's dS(n + 2) is sent when its dS(n + 2) is there. That comes after our dS(n + 1)
-//   has been awaited there, so after both warpgroups here have ended dQ(n): the one that makes P
-//   says that P(n + 1) is there only then. Likewise the copy of dS(n) has been read.
-// - V's buffer takes dK and dV when dS of the last step has been awaited; what is still made of it
-//   then is dropped.
+// - P(n + 2) is written after the wait for dS(n + 1), which comes after all reads of P(n).
+// - dS(n + 2) is written after the wait for P(n + 2), which comes after dK(n) and dQ(n) of the
+//   warpgroup that computes P; the other warpgroup has completed its own.
+// - The other CTA sends its dS(n + 2) once it is stored. That comes after its wait for our
+//   dS(n + 1), so after both warpgroups here have completed dQ(n): the one that computes P signals
+//   P(n + 1) only then. Likewise the copy of dS(n) has been read.
+// - The epilogue stages dK and dV in V's buffer after the wait for dS of the last step. The product
+//   that still reads V then is discarded.
 namespace magi::sm90 {
 
-/// The products that a warpgroup makes for both.
+/// The scores that a warpgroup computes for both.
 enum class ScoreRole : std::uint8_t { Probabilities, Gradients };
 
 template <BackwardConfig kC, ScoreRole kRole>
@@ -89,7 +88,7 @@ class SharedKeysConsumer {
     }
   }
 
-  /// Issues the product that the warpgroup makes scores of, S or dP, of a step.
+  /// Issues the product for this warpgroup's scores of a step: S or dP.
   __device__ __forceinline__ void issue_product(std::uint32_t step, bool is_there) {
     if (is_there) view_.wait_queries(step);
     flags_ = view_.flags(step);
@@ -102,12 +101,12 @@ class SharedKeysConsumer {
   }
 
   /// The step after the present one. After the last step of an item nobody has waited for its rows,
-  /// and what is made of them is dropped: in builds for racecheck it is made of the present step's.
+  /// and the scores are discarded. Builds for racecheck use the present step's rows instead.
   __device__ __forceinline__ std::uint32_t next_step(bool is_last) const {
     return num_steps_ + (ptx::kArrivalsPerWarp == 32 && is_last ? 0 : 1);
   }
 
-  /// One step n. True after the last step of the item.
+  /// One step n. Returns true after the last step of the item.
   ///
   /// | issue             | awaits              | then                                          |
   /// |-------------------|---------------------|-----------------------------------------------|
@@ -189,7 +188,7 @@ class SharedKeysConsumer {
         sums_.dv, tile::KMajor<kC.keys>(probabilities(step)), columns_of(view_.dout(step)));
   }
 
-  /// Turns S of a step into P, packed and in shared memory, and with a softcap into weights.
+  /// Turns S of a step into P, packed and in shared memory, and with a softcap also into weights.
   __device__ __forceinline__ void make_probabilities(std::uint32_t step) {
     view_.exponentiate(step, flags_, ptx::cluster_rank() * kC.keys, x_);
     tile::pack_fragments<kC.type, kC.rows>(x_, packed_);
@@ -206,8 +205,8 @@ class SharedKeysConsumer {
     arrive_warp(shared_.probabilities_full.at(ScorePlace(step)));
   }
 
-  /// Turns dP of a step into dS in shared memory. NOTE: with a softcap P has one buffer, which is
-  /// free when dS is there.
+  /// Turns dP of a step into dS in shared memory. NOTE: with a softcap P has one buffer, which must
+  /// be free when dS is signalled.
   __device__ __forceinline__ void make_score_gradients(std::uint32_t step) {
     typename StepView<kC>::PackedScores p;
     view_.load(weights(step), 0, p);
@@ -222,7 +221,7 @@ class SharedKeysConsumer {
     return tile::MnMajor<kC.rows>(rows + kColumnBytes);
   }
 
-  /// Copies dS of a step, which is there, to the other CTA.
+  /// Copies the stored dS of a step to the other CTA.
   __device__ __forceinline__ void send_score_gradients(std::uint32_t step) const {
     const int peer = 1 - ptx::cluster_rank();
     ptx::Mbarrier& full = shared_.peer_score_gradients_full.at(ScorePlace(step));
@@ -239,7 +238,7 @@ class SharedKeysConsumer {
         dq_, tile::MnMajor<kC.keys>(score_gradients(step)),
         tile::MnMajor<kC.keys>(shared_.k + (2 * ptx::cluster_rank() + kWarpgroup) * kPanel));
   }
-  /// Adds that with those of the other one.
+  /// Adds dS K of the other CTA's keys to dQ.
   __device__ __forceinline__ void issue_peer_dq(std::uint32_t step) {
     ptx::pin(dq_);
     ptx::wgmma_fence();
@@ -264,7 +263,7 @@ class SharedKeysConsumer {
   const BackwardParams& params_;
   const StepView<kC> view_;
   std::uint32_t num_steps_ = 0;
-  int flags_ = 0;  ///< of the step whose scores are being made
+  int flags_ = 0;  ///< flags of the step whose scores are being computed
   KeySums<kC> sums_;
   float dq_[tile::kPanelElements / 2];
   typename StepView<kC>::Scores x_;             ///< S^T and P^T, or dP^T and dS^T

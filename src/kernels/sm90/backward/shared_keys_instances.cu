@@ -4,7 +4,7 @@
 
 namespace magi::sm90 {
 
-/// Compiled apart from the others: instances of head dim 256 take as long as those of two dims.
+/// An instance in a file of its own: head dim 256 compiles as long as two other dims.
 template <DType kType>
 struct SharedKeysInstance {
   static constexpr BackwardConfig kConfig{.type = kType,

@@ -12,8 +12,8 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSinks = 8;
 
-/// A sink's share in a row, both in base 2 and that of the row negated; none in rows that see no
-/// key, or whose lse reaches kLargestLse.
+/// The share of a sink in its row's softmax, from both in base 2, that of the row negated; 0 in
+/// rows that see no key or whose lse reaches kLargestLse.
 __device__ __forceinline__ float sink_weight(float sink, float lse) {
   return lse < -2.0f * kLargestLse ? 0.0f : ptx::exp2_approx(sink + lse);
 }

@@ -18,16 +18,15 @@ __device__ __forceinline__ StepInfo mask_of(const BandSlice& band, std::int32_t 
           .high = key_begin - band.d_min + 1};
 }
 
-/// The value, exact wherever it can decide anything and small enough to be multiplied by packed
-/// heads.
+/// Clamps a token so that its product with packed heads does not overflow; values that can affect a
+/// mask stay exact.
 __device__ __forceinline__ std::int32_t clamped_token(std::int32_t value) {
   constexpr std::int32_t kFar = 1 << 20;
   return min(max(value, -kFar), kFar);
 }
 
-/// Fills in the step's mask, that of a q tile that begins at `token`.
-__device__ __forceinline__ void tell_mask(StepInfo& step, const StepInfo& mask,
-                                          std::int32_t token) {
+/// Sets the step's mask for a q tile that begins at `token`.
+__device__ __forceinline__ void set_mask(StepInfo& step, const StepInfo& mask, std::int32_t token) {
   step.key_low = mask.key_low;
   step.key_high = mask.key_high;
   step.q_low = clamped_token(mask.q_low - token);

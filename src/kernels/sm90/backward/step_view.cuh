@@ -9,8 +9,8 @@
 
 namespace magi::sm90 {
 
-/// The view that a consumer warpgroup has of steps; and the arithmetic on its scores, for kernels
-/// that ask at run time whether scores have a softcap.
+/// A consumer warpgroup's access to steps: products, and arithmetic on its scores for kernels that
+/// ask at run time whether scores have a softcap.
 template <BackwardConfig kC>
 class StepView {
  public:
@@ -50,7 +50,7 @@ class StepView {
     return shared_.dout[DoutPlace(step).stage()];
   }
 
-  /// The thread's place in a fragment, made anew at each use: it costs no registers in between.
+  /// The thread's place in a fragment, computed at each use to hold no registers in between.
   __device__ __forceinline__ static tile::FragmentPlace place() {
     return tile::FragmentPlace(ptx::thread_index() & 127);
   }
@@ -80,9 +80,8 @@ class StepView {
     rows.load(lse_log2(step), place().column);
     return rows;
   }
-  /// The two products where the kernel knows whether scores have a softcap. NOTE: `keys` gives the
-  /// warpgroup's keys when they are asked for, between the other reads: the order of these decides
-  /// which registers ptxas gives them.
+  /// Issues S^T for kernels that know whether scores have a softcap. NOTE: `keys` is a function,
+  /// called between the other reads: the order of reads decides which registers ptxas assigns.
   template <typename Keys>
   __device__ __forceinline__ void issue_scores(std::uint32_t step, const Keys& keys,
                                                const Rows& lse_log2, Scores& x) const {
@@ -128,7 +127,7 @@ class StepView {
     tile::issue_accumulate<kC.type, kC.dim_qk, kC.rows>(dk, score_gradients, q);
   }
 
-  /// The same two products by themselves: nothing has been added.
+  /// Issues S^T without lse_log2; issue_plain_dp issues dP^T without -delta.
   __device__ __forceinline__ void issue_plain_scores(std::uint32_t step, const std::uint8_t* k,
                                                      Scores& x) const {
     ptx::undefine(x);
@@ -143,7 +142,7 @@ class StepView {
     tile::issue_abt<kC.type, kC.rows, kC.dim_v>(x, tile::KMajor<kC.keys>(v),
                                                 tile::KMajor<kC.rows>(dout(step)));
   }
-  /// Adds lse_log2 to S, -delta to dP.
+  /// Adds lse_log2 to S; add_delta adds -delta to dP.
   __device__ __forceinline__ void add_lse(std::uint32_t step, Scores& x) const {
     add_rows(lse_log2(step), x);
   }
@@ -172,7 +171,7 @@ class StepView {
     }
     sm90::exponentiate(x);
   }
-  /// Turns P of a step, made with a softcap, into the weights of dS, P * f'(S) / softmax_scale.
+  /// Turns P of a step with a softcap into the weights of dS, P * f'(S) / softmax_scale.
   __device__ __forceinline__ void weigh(std::uint32_t step, Scores& x) const {
     Scores ones;
 #pragma unroll
@@ -194,7 +193,7 @@ class StepView {
     tile::pack_fragments<kC.type, kC.rows>(x, packed);
   }
 
-  /// The thread's first word in a buffer of scores, that of a key `key_row` rows further.
+  /// The address of the thread's first word in a buffer of scores, for keys from `key_row` on.
   __device__ __forceinline__ static std::uint32_t own_word(const std::uint8_t* buffer,
                                                            int key_row) {
     const tile::FragmentPlace at = place();
@@ -229,7 +228,7 @@ class StepView {
       x[i + 3] += pair.y;
     }
   }
-  /// Sets what a product is added to: one value per row of q, or zeros.
+  /// Sets the accumulators before a product: one value per row of q, or zeros.
   __device__ __forceinline__ static void begin_product(const float* values, bool is_zero,
                                                        Scores& x) {
     RowValues<kC.rows / 2> rows;
@@ -261,8 +260,8 @@ struct KeySums {
   }
 };
 
-/// Takes item after item: walk(place of the item) adds all its steps to the sums. `warpgroup` is a
-/// function that gives the number of the warpgroup.
+/// Runs all items: walk(place of the item) adds all its steps to the sums. `warpgroup` is a
+/// function that returns the warpgroup's number.
 template <BackwardConfig kC, typename Warpgroup, typename Walk>
 __device__ __forceinline__ void run_items(BackwardStorage<kC>& shared, const BackwardParams& params,
                                           Warpgroup warpgroup, KeySums<kC>& sums, Walk walk) {

@@ -7,7 +7,7 @@
 namespace magi::sm90 {
 namespace {
 
-/// The number that arguments of a kernel may hold on every driver, 4 KiB.
+/// The number that fits 4 KiB of kernel arguments, which every driver allows.
 constexpr int kBatch = 48;
 
 struct DestinationBatch {

@@ -13,9 +13,9 @@ struct VoidParams {
   PoisonedRows targets[3];
 };
 
-/// Enqueues the last kernel of a backward whose list the device makes from ranges: gradients become
-/// NaN where the list did not fit. What poison_unless_held does for masks of blocks, but launched
-/// ahead of the end of the kernel before it.
+/// Enqueues the last kernel of a backward whose list the device makes from ranges. It sets
+/// gradients to NaN if the list did not fit its memory. poison_unless_held does the same for masks
+/// of blocks; this one uses programmatic dependent launch.
 void enqueue_void_gradients(const VoidParams& params, cudaStream_t stream);
 
 }  // namespace magi::sm90

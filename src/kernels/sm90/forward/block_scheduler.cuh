@@ -23,13 +23,13 @@ struct BlockItem {
 template <ForwardConfig kC>
 struct BlockStorage {
   SharedStorage<kC> forward;
-  /// What the loader gathers for each message.
+  /// The run and list entries that the loader gathers for a message.
   struct Load {
     BlockRun run;
     std::int32_t entries;
   } loads[kMessageStages];
-  GatheredTile tiles[2];  ///< of the loader: the current one and the one before
-  BlockItem item;         ///< of the scheduler
+  GatheredTile tiles[2];  ///< the loader's current tile and the one before
+  BlockItem item;         ///< the scheduler's item
 };
 
 /// The one thread that takes items and cuts their lists into runs, instead of Scheduler.
@@ -50,13 +50,13 @@ class BlockScheduler {
   }
 
  private:
-  /// As in Scheduler.
+  /// Draws a ticket, like Scheduler.
   __device__ __forceinline__ std::int32_t take_ticket() const {
     const auto limit = static_cast<unsigned>(params_.num_items) + gridDim.x - 1;
     return static_cast<std::int32_t>(atomicInc(params_.ticket, limit));
   }
 
-  /// The items of a q block and kv head, which read the same keys, lie side by side.
+  /// Runs an item. Items of a q block and kv head, which read the same keys, are neighbours.
   __device__ __forceinline__ void run_item(std::int32_t item) {
     const std::int32_t per_block = params_.tiles_per_block * params_.groups_per_block;
     const std::int32_t place = item / per_block;

@@ -290,7 +290,7 @@ ForwardRun::ForwardRun(const ForwardArgs& args, const ForwardState& state, RunMe
 }
 
 ForwardRun::~ForwardRun() {
-  if (!may_leave_over_) return;
+  if (!may_defer_) return;
   cuda_forget(cudaMemsetAsync(parts_.deferred.count, 0, sizeof(unsigned), stream_));
 }
 
@@ -299,14 +299,14 @@ void ForwardRun::attend() {
   const DeviceScope scope(device_);
   params_ = list_params(args_, state_.list, parts_, *instance_);
   instance_->launch(params_, state_.num_ctas, stream_);
-  may_leave_over_ = arrivals_.flags != nullptr;
+  may_defer_ = arrivals_.flags != nullptr;
 }
 
 void ForwardRun::finish() {
   if (state_.num_ctas == 0) return;
   const DeviceScope scope(device_);
   // Launched behind the wait for all keys: normally nothing is deferred.
-  if (std::exchange(may_leave_over_, false) && state_.list.num_waiting_works > 0) {
+  if (std::exchange(may_defer_, false) && state_.list.num_waiting_works > 0) {
     params_.arrivals = {};
     params_.is_beside = false;
     params_.is_for_deferred = true;

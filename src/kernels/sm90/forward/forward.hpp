@@ -123,7 +123,7 @@ class ForwardRun final : public InFlightForward {
   const ForwardInstance* instance_ = nullptr;
   ListOnDevice parts_;
   ForwardParams params_;
-  bool may_leave_over_ = false;
+  bool may_defer_ = false;
 };
 
 /// Enqueues a run whose keys are all there.

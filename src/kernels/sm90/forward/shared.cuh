@@ -54,12 +54,12 @@ struct ItemPart {
   std::int32_t partial;  ///< a split's place among PartialRows; -1: the item is a whole tile
 };
 
-/// What the scheduler knows of the launch, and the flags that its item waits for. Sources and index
-/// are set where a launch waits.
+/// The scheduler's values of the launch, and the flags that its item waits for. Sources and index
+/// are set if the launch waits for keys.
 struct ItemWait {
-  std::int32_t num_items;    ///< of the launch
-  std::int32_t first_flags;  ///< of the item's first run
-  std::uint32_t sources;     ///< of in-flight keys
+  std::int32_t num_items;    ///< items of the launch
+  std::int32_t first_flags;  ///< flags of the item's first run
+  std::uint32_t sources;     ///< sources of in-flight keys
   std::int32_t index;        ///< the item's place in the list's order
   ArrivalState arrivals;
 };

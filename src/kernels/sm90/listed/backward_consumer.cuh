@@ -12,9 +12,9 @@
 
 namespace magi::sm90 {
 
-/// One warpgroup: 64 query heads of an item, dQ in registers from the first to the last tile. Of
-/// two warpgroups the first makes dV of each tile's keys and the second dK, out of P and dS of
-/// both; one alone makes both.
+/// One warpgroup: 64 query heads of an item, with dQ in registers from the first to the last tile.
+/// Of two warpgroups the first computes dV of each tile's keys and the second dK, from P and dS of
+/// both. A single one computes both.
 template <ListedConfig kC>
 class ListedBackwardConsumer {
  public:
@@ -49,13 +49,13 @@ class ListedBackwardConsumer {
   using Scores = float[kC.keys / 2];
   using KeyRows = float[kC.dim / 2];
 
-  /// Made anew at each use: it costs no registers in between.
+  /// Computed at each use, so that it holds no registers in between.
   __device__ __forceinline__ TileRows<kC.is_joined> rows_of(const ListedItem& item) const {
     return {params_.shape, item, item.group * kC.rows() + 64 * warpgroup_};
   }
 
-  /// lse in base 2 and delta of the thread's rows. Rows that are no head, or whose lse reaches
-  /// kLargestLse, get weights of 0.
+  /// Loads lse in base 2 and delta of the thread's rows. Rows without a query head, or whose lse
+  /// reaches kLargestLse, get weights of 0.
   __device__ __forceinline__ void load_rows(const TileRows<kC.is_joined>& rows) {
     const std::int64_t heads_q = std::int64_t{params_.shape.heads_kv} * params_.shape.heads_per_kv;
 #pragma unroll
@@ -108,7 +108,7 @@ class ListedBackwardConsumer {
                                               tile::KMajor<kC.keys>(shared_.v[tiles_.stage()]));
   }
 
-  /// Scores become p = 2^(exponent_scale * f(s) - lse).
+  /// Turns scores into p = 2^(exponent_scale * f(s) - lse).
   __device__ __forceinline__ void make_weights(Scores& s) {
     mask_.load(shared_.is_key[tiles_.stage()]);
     if (has_softcap()) {
@@ -122,8 +122,8 @@ class ListedBackwardConsumer {
     }
   }
 
-  /// dP becomes dS / softmax_scale = p * (dP - delta) * f'(s) / softmax_scale, where f' is 1 -
-  /// tanh^2 with a softcap, and tanh = f(s) is known from p.
+  /// Turns dP into dS / softmax_scale = p * (dP - delta) * f'(s) / softmax_scale. With a softcap f'
+  /// is 1 - tanh^2, and tanh = f(s) follows from p.
   __device__ __forceinline__ void differentiate(const Scores& p, Scores& dp) const {
 #pragma unroll
     for (int i = 0; i < kC.keys / 2; ++i) dp[i] = p[i] * (dp[i] - delta_[(i / 2) % 2]);
@@ -137,7 +137,7 @@ class ListedBackwardConsumer {
   }
   __device__ __forceinline__ bool has_softcap() const { return params_.score.cap_scale != 0.0f; }
 
-  /// Puts P and dS into shared memory for all consumers.
+  /// Stores P and dS in shared memory for all consumers.
   __device__ __forceinline__ void stage(const Scores& p, const Scores& ds) const {
     const int thread = ptx::thread_index() % 128;
     const int first_row = 64 * warpgroup_ + thread / 32 * 16;
@@ -148,8 +148,8 @@ class ListedBackwardConsumer {
     ptx::named_barrier_sync(kScoresStaged, kThreads);
   }
 
-  /// dQ += dS K, and dV = P^T dO or dK = dS^T Q of the tile's keys, or both, which are added to the
-  /// sums of these keys.
+  /// Computes dQ += dS K and, for the tile's keys, dV = P^T dO or dK = dS^T Q, or both, and adds
+  /// these to the keys' sums.
   __device__ __forceinline__ void add_products(const Scores& ds,
                                                const std::int32_t (&keys)[tile::kRowsPerThread]) {
     std::uint32_t packed[kC.keys / 4];

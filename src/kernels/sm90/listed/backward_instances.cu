@@ -11,7 +11,7 @@ std::span<const ListedBackwardInstance> listed_backward_instances(DType type) {
 
 namespace {
 
-/// NOTE: with tiles of 64 rows, two CTAs of a multiprocessor, ptxas spills.
+/// NOTE: with tiles of 64 rows and two CTAs per multiprocessor, ptxas spills.
 template <DType kType>
 constexpr std::array kJoined{listed_backward_instance<kType, 64, 2, false, true>(),
                              listed_backward_instance<kType, 128, 2, false, true>()};

@@ -4,11 +4,11 @@
 #include "kernels/sm90/listed/backward_consumer.cuh"
 #include "kernels/sm90/listed/backward_producer.cuh"
 
-// Gradients where each query has a list of the keys that it sees. With P = 2^(S - lse) and
-// dS = P * (dO V^T - delta), for the query heads of one kv head at one query and 64 keys at a time:
+// The backward, if each query has a list of its keys. With P = 2^(S - lse) and dS = P * (dO V^T -
+// delta), for the query heads of one kv head at one query and 64 keys at a time:
 //
 //   dQ += dS K      in registers, over all tiles of the list
-//   dV  = P^T dO    of the tile's keys, added to float32 rows in device memory, in no order
+//   dV  = P^T dO    of the tile's keys, added to float32 rows in device memory by atomics
 //   dK  = dS^T Q    likewise
 //
 // Roles and barriers are those of kernel.cuh; P and dS pass between consumers through shared

@@ -12,7 +12,7 @@
 
 namespace magi::sm90 {
 
-/// Kernels for 128 query heads, or for up to 64, where two CTAs share a multiprocessor.
+/// The config for 128 query heads, or for up to 64 with two CTAs per multiprocessor.
 template <DType kType, int kDim, int kConsumers, bool kHasParts, bool kIsJoined>
 struct ListedBackwardInstanceOf {
   static constexpr ListedConfig kConfig{.type = kType,

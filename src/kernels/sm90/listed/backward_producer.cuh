@@ -7,7 +7,7 @@
 
 namespace magi::sm90 {
 
-/// One of four warps that load what an item reads: Q and dO, then K and V of each tile.
+/// One of four warps that load an item's Q and dO, and K and V of each tile.
 template <ListedConfig kC>
 class ListedBackwardProducer {
  public:
@@ -37,12 +37,12 @@ class ListedBackwardProducer {
       position += kC.keys;
       entry = list_.entry_at(position);
       load_tile(k, v, i, {key, target});
-      // Q and dO wait for the item before to end: the first keys go ahead of them.
+      // The first keys are loaded before Q and dO, whose buffers wait for the previous item to end.
       if (i == 0) load_queries(item, num_tiles);
     }
   }
 
-  /// The row of dk and dv that a key's gradients go to.
+  /// Returns the row of dk and dv for a key's gradients.
   __device__ __forceinline__ std::int32_t target_of(const ListedItem& item, std::int32_t key,
                                                     std::int32_t position) const {
     if constexpr (!kC.has_parts) return key;
@@ -60,7 +60,7 @@ class ListedBackwardProducer {
     queries_.advance();
   }
 
-  /// The lane's key of a tile, and where its gradients go.
+  /// The lane's key of a tile, and the row of its gradients.
   struct TileKey {
     std::int32_t key;
     std::int32_t target;

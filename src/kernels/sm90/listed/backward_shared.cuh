@@ -6,8 +6,8 @@
 
 namespace magi::sm90 {
 
-/// Named barriers of all consumers: the scores of the tile before have been read, where they have
-/// one buffer; the scores are there.
+/// Named barriers of all consumers: the scores of the tile before have been read, if there is one
+/// buffer; the scores have been stored.
 enum ListedBackwardBarrier : int { kScoresRead = 1, kScoresStaged = 2 };
 
 template <ListedConfig kC>
@@ -18,8 +18,8 @@ struct ListedBackwardStorage {
   alignas(1024) std::uint8_t dout[kC.q_bytes()];
   alignas(1024) std::uint8_t k[kC.stages][kC.tile_bytes()];
   alignas(1024) std::uint8_t v[kC.stages][kC.tile_bytes()];
-  /// P and dS of a tile in 16 bits, a row for each query head. Of two consumers each may be a tile
-  /// ahead of the other: then there are two buffers.
+  /// P and dS of a tile in 16 bits, a row for each query head. There are two buffers for two
+  /// consumers, as each may be a tile ahead of the other.
   static constexpr int kScoreStages = kC.consumers;
   alignas(1024) std::uint8_t p[kScoreStages][kC.rows() * tile::kPanelRowBytes];
   alignas(1024) std::uint8_t ds[kScoreStages][kC.rows() * tile::kPanelRowBytes];

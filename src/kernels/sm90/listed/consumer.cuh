@@ -37,7 +37,7 @@ class ListedConsumer {
  private:
   using Scores = float[kC.keys / 2];
 
-  /// The last tile's P V is alone, the others go beside the scores of the next tile.
+  /// Walks the tiles. P V of each but the last runs beside the scores of the next tile.
   __device__ __forceinline__ void walk_tiles(int num_tiles) {
     first_step(num_tiles == 1);
     for (int i = 1; i < num_tiles; ++i) step(i == num_tiles - 1);
@@ -60,7 +60,7 @@ class ListedConsumer {
 
   __device__ __forceinline__ void step(bool is_last) {
     Scores scores;
-    // V is there as soon as K: one fence for both, and none while the other warpgroup waits.
+    // V arrives with K: one fence serves both, and none is issued while the other warpgroup waits.
     shared_.k_ring.wait_full(keys_);
     wait_tile(shared_.v_ring, values_);
     wait_pingpong();
@@ -76,7 +76,7 @@ class ListedConsumer {
     if (is_moved) state_.rescale_rows(out_);
   }
 
-  /// Makes P of the scores, in float; true where O is to be rescaled.
+  /// Computes P from the scores, in float32. Returns true if O must be rescaled.
   __device__ __forceinline__ bool finish_scores(Scores& scores, bool is_last) {
     mask_.load(shared_.is_key[keys_.stage()]);
     arrive_warp(shared_.k_ring.empty.at(keys_));
@@ -88,7 +88,7 @@ class ListedConsumer {
     return is_moved;
   }
 
-  /// The number of tiles of the item whose Q has come.
+  /// Waits for Q of the next item, and returns the number of its tiles.
   __device__ __forceinline__ int wait_queries() {
     shared_.q_ring.wait_full(queries_);
     ptx::fence_async_shared();
@@ -99,7 +99,7 @@ class ListedConsumer {
     queries_.advance();
   }
 
-  /// Copies of 16 bytes are ordinary writes: the fence lets the products see them.
+  /// Waits for a tile. Its copies are ordinary writes; the fence makes them visible to products.
   __device__ __forceinline__ void wait_tile(GatherRing<kC.stages>& ring,
                                             RingPlace<kC.stages> place) const {
     ring.wait_full(place);

@@ -25,7 +25,7 @@ class ListedEpilogue {
   }
 
  private:
-  /// Writes lse; returns the factor that makes a row of O out, the same for its four lanes.
+  /// Writes lse. Returns the factor from a row of O to out, equal in the row's four lanes.
   __device__ __forceinline__ float finish_row(const RowState<kC.softmax()>& state, int row) const {
     const float sum = tile::sum_over_row(state.sum[row]);
     const float top = state.top_of_row(row);

@@ -11,8 +11,8 @@ namespace magi::sm90 {
 inline constexpr int kElementsPerCopy = 8;
 inline constexpr std::uint32_t kNoPlace = 0xffffffffu;
 
-/// One of four warps that copy rows of up to kDim elements into swizzled tiles, 16 bytes a lane.
-/// Rows that are none become zeros and are never read.
+/// One of four warps that copy rows of up to kDim elements into swizzled tiles, 16 bytes per lane.
+/// A missing row becomes zeros without a read.
 template <int kDim>
 class RowGatherer {
  public:
@@ -22,10 +22,10 @@ class RowGatherer {
   __device__ __forceinline__ int warp() const { return warp_; }
   __device__ __forceinline__ int lane() const { return lane_; }
 
-  /// Copies this warp's rows of a tile of kRows; lane l knows which the l-th is, or kNoKey. NOTE: a
-  /// warp that loads has nothing to do while it waits for its own instructions, so that these are
-  /// few and do not wait for each other: all rows are asked for at first, their places are 32-bit
-  /// numbers in units of a copy, and swizzled destinations differ by constants.
+  /// Copies this warp's rows of a tile of kRows; lane l has the index of the l-th row, or kNoKey.
+  /// NOTE: a loading warp is bound by instruction issue, so it has few instructions that do not
+  /// depend on each other: all rows are exchanged first, their places are 32-bit numbers in units
+  /// of a copy, and swizzled destinations differ by constants.
   template <int kRows>
   __device__ __forceinline__ void copy_rows(const std::uint8_t* tile, const StridedRows& source,
                                             std::int32_t row_of_lane, int dim) const {
@@ -35,7 +35,7 @@ class RowGatherer {
         row_of_lane == kNoKey ? kNoPlace : static_cast<std::uint32_t>(row_of_lane) * row_units,
         dim);
   }
-  /// Does the same where lane l knows the place of the l-th row.
+  /// Does the same if lane l has the place of the l-th row.
   template <int kRows>
   __device__ __forceinline__ void copy_places(const std::uint8_t* tile, const StridedRows& source,
                                               std::uint32_t place_of_lane, int dim) const {
@@ -58,7 +58,7 @@ class RowGatherer {
         tile::swizzled_offset(warp_ * kRowsPerWarp + first_row, chunk % 8);
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      const int row = i * kRowsPerCopy;  // from first_row on, whose bits it does not touch
+      const int row = i * kRowsPerCopy;  // after first_row, in other bits
       const bool is_read = is_inside && places[i] != kNoPlace;
       const auto turn = static_cast<std::uint32_t>(row % 8 << 4);
       ptx::copy_async((first ^ turn) + static_cast<std::uint32_t>(row * tile::kPanelRowBytes),
@@ -66,7 +66,7 @@ class RowGatherer {
     }
   }
 
-  /// Copies the query heads of an item from `source`, Q or what is like it.
+  /// Copies the query heads of an item from `source`, Q or a tensor of its shape.
   template <ListedConfig kC>
   __device__ __forceinline__ void copy_heads(const std::uint8_t* tile, const StridedRows& source,
                                              const ListedItem& item, const ListedShape& shape,
@@ -92,7 +92,7 @@ class RowGatherer {
     }
   }
 
-  /// This warp's arrivals: of its copies when they are done, and for what it stored itself.
+  /// Arrives for this warp's copies, once they complete, and for its own stores.
   __device__ __forceinline__ void hand_over(ptx::Mbarrier& barrier) const {
     ptx::copy_async_arrive(barrier);
     arrive_warp(barrier);
@@ -103,7 +103,7 @@ class RowGatherer {
   const int lane_;
 };
 
-/// The rows of one head.
+/// Returns the rows of one head.
 __device__ __forceinline__ StridedRows rows_of_head(StridedRows rows, std::int32_t head) {
   rows.data = static_cast<std::uint16_t*>(rows.data) + head * rows.head_stride;
   return rows;

@@ -7,12 +7,12 @@
 
 namespace magi::sm90 {
 
-/// The places where the two rows of a thread's fragment lie: query heads of an item's query or,
-/// where kIsJoined, queries. Rows of the tile that are no head of the kv head are not stored.
+/// The places of the two rows of a thread's fragment: query heads of an item's query or, with
+/// kIsJoined, of its queries. Rows of the tile without a query head of the kv head are not stored.
 template <bool kIsJoined>
 class TileRows {
  public:
-  /// The rows of a warpgroup, which begin with head `first` of the kv head.
+  /// Finds the rows of a warpgroup, which begin with head `first` of the kv head.
   __device__ __forceinline__ TileRows(const ListedShape& shape, const ListedItem& item, int first)
       : shape_(shape),
         place_(ptx::thread_index() % 128),
@@ -21,7 +21,7 @@ class TileRows {
         first_head_(item.kv_head * shape.heads_per_kv) {}
 
   __device__ __forceinline__ int column() const { return place_.column; }
-  __device__ __forceinline__ std::int32_t token() const { return token_; }  ///< the first
+  __device__ __forceinline__ std::int32_t token() const { return token_; }  ///< the first row's
   __device__ __forceinline__ std::int32_t token_of(int row) const { return token_ + query_of(row); }
   __device__ __forceinline__ bool is_head(int row) const {
     if constexpr (!kIsJoined) return first_row_ + 8 * row < shape_.heads_per_kv;
@@ -31,8 +31,7 @@ class TileRows {
     return first_head_ + first_row_ + 8 * row - query_of(row) * shape_.heads_per_kv;
   }
 
-  /// Stores the first `dim` columns of a fragment, rounded to kType where the target is not
-  /// float32.
+  /// Stores the first `dim` columns of a fragment, rounded to kType unless the target is float32.
   template <DType kType, int kCount>
   __device__ __forceinline__ void store(const StridedRows& target, int dim,
                                         const float (&values)[kCount]) const {
@@ -65,8 +64,8 @@ class TileRows {
     }
   }
 
-  /// Exchanges two neighbouring chunks of 8 columns, which four lanes hold in pairs, even lanes
-  /// take the first and odd ones the second: all store 8 bytes.
+  /// Exchanges two neighbouring chunks of 8 columns between four lanes, which hold them in pairs.
+  /// Even lanes take the first chunk and odd lanes the second, so that each stores 8 bytes.
   template <DType kType, int kCount>
   __device__ __forceinline__ void store_half(const StridedRows& target, int dim,
                                              const float (&values)[kCount]) const {
@@ -92,8 +91,8 @@ class TileRows {
   const ListedShape& shape_;
   const tile::FragmentPlace place_;
   const std::int32_t token_;
-  const int first_row_;   ///< of the thread's two, among the heads of the kv head
-  const int first_head_;  ///< of the kv head
+  const int first_row_;   ///< the first of the thread's two, among the heads of the kv head
+  const int first_head_;  ///< the first head of the kv head
 };
 using HeadRows = TileRows<false>;
 

@@ -8,16 +8,16 @@
 
 namespace magi::sm90 {
 
-/// 128 query heads at a time. At head dim 128 a third stage is worth more than a second Q, whose
-/// copy the end of an item hides.
+/// The config for 128 query heads per tile. At head dim 128 a third stage gains more than a second
+/// Q, whose copy the end of an item hides.
 template <DType kType, int kDim>
 struct ManyHeadsInstance {
   static constexpr ListedConfig kConfig{
       .type = kType, .dim = kDim, .stages = kDim == 64 ? 4 : 3, .q_stages = kDim == 64 ? 2 : 1};
 };
 
-/// 64, or fewer beside rows of zeros: what is gathered for them bounds the rate, so that two CTAs
-/// share a multiprocessor.
+/// The config for 64 query heads per tile, or fewer and rows of zeros. Gathering keys bounds the
+/// rate, so two CTAs share a multiprocessor.
 template <DType kType, int kDim, bool kIsGeneral, bool kIsJoined = false>
 struct FewHeadsInstance {
   static constexpr ListedConfig kConfig{.type = kType,

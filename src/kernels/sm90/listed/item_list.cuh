@@ -8,8 +8,7 @@
 
 namespace magi::sm90 {
 
-/// Reads the list of an item and tells the consumers which keys of a tile there are. By each of the
-/// loading warps.
+/// Reads an item's list and publishes which positions of a tile have keys; one per loading warp.
 template <ListedConfig kC>
 class ItemList {
  public:
@@ -17,7 +16,7 @@ class ItemList {
   __device__ __forceinline__ explicit ItemList(const Params& params)
       : shape_(params.shape), reader_(params.lists) {}
 
-  /// Returns the number of tiles. `is_noting`: whether bad entries are told of.
+  /// Returns the number of tiles. `is_noting`: whether to count bad entries for the report.
   __device__ __forceinline__ int open(const ListedItem& item, bool is_noting) {
     reader_.open(item.row, item.kv_head, shape_.heads_kv, is_noting && item.group == 0);
     return count_tiles<kC.keys>(reader_, static_cast<int>(threadIdx.x) % 32,
@@ -32,9 +31,9 @@ class ItemList {
   __device__ __forceinline__ void note(std::int32_t entry, std::int32_t position) {
     reader_.note(entry, position);
   }
-  __device__ __forceinline__ void tell() const { reader_.tell(); }
+  __device__ __forceinline__ void add_to_report() const { reader_.add_to_report(); }
 
-  /// Puts the words of TileMask of tile `tile_idx`, of which the lane has a key or none.
+  /// Stores the words of TileMask of a tile, of which the lane has a key or kNoKey.
   __device__ __forceinline__ void put_mask(std::uint32_t* words, int, std::int32_t key) const {
     const std::uint32_t is_key = __ballot_sync(0xffffffffu, key != kNoKey);
     if (threadIdx.x % 32 == 0) words[threadIdx.x / 32] = is_key;
@@ -45,7 +44,7 @@ class ItemList {
   ListReader reader_;
 };
 
-/// The same of a joined list.
+/// Does the same for a joined list.
 template <ListedConfig kC>
 requires(kC.is_joined) class ItemList<kC> {
  public:
@@ -67,7 +66,7 @@ requires(kC.is_joined) class ItemList<kC> {
     return entry;
   }
   __device__ __forceinline__ void note(std::int32_t, std::int32_t) const {}
-  __device__ __forceinline__ void tell() const {}
+  __device__ __forceinline__ void add_to_report() const {}
 
   __device__ __forceinline__ void put_mask(std::uint32_t* words, int tile_idx, std::int32_t) const {
     const int word = 4 * static_cast<int>(threadIdx.x);

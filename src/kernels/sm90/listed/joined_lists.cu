@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
-constexpr int kWordsPerThread = 8;  // of bits for keys, at a time
+constexpr int kWordsPerThread = 8;  // words of key bits, at a time
 constexpr std::uint32_t kFullWarp = 0xffffffffu;
 constexpr std::int64_t kMostSharedBytes = std::int64_t{200} << 10;
 
@@ -24,22 +24,21 @@ struct JoinRun {
   std::int32_t first_row = 0;
   std::int32_t end_row = 0;
   std::int32_t heads_kv = 1;
-  std::int32_t num_words = 0;  ///< of bits for all keys
+  std::int32_t num_words = 0;  ///< words of bits for all keys
 };
 
-/// Bits of 32 keys, a word for each query.
+/// Bits of 32 keys: a word for each query.
 template <int kQueries>
 struct alignas(4 * kQueries) QueryBits {
   std::uint32_t of[kQueries];
 };
 
-/// The place of the bits of keys [32 * word, ...): threads that read neighbouring words, one after
-/// the other, meet in no bank.
+/// The place of the bits of keys [32 * word, ...), free of bank conflicts for neighbouring words.
 __host__ __device__ constexpr std::uint32_t bits_place(std::uint32_t word) {
   return word + word / kWordsPerThread;
 }
 
-/// A CTA: the lists of one tile of queries and kv head.
+/// The work of a CTA: the lists of one tile of queries and one kv head.
 template <int kQueries>
 class ListJoiner {
  public:
@@ -95,7 +94,7 @@ class ListJoiner {
     return reader;
   }
 
-  /// Sets the bits of all keys, a query's by a few warps. Returns whether one was set before.
+  /// Sets the bits of all keys, by a few warps per query. Returns whether a list has a key twice.
   __device__ __forceinline__ bool mark() const {
     constexpr int kThreadsPerQuery = kThreads / kQueries;
     const int query = thread_ / kThreadsPerQuery;
@@ -111,7 +110,7 @@ class ListJoiner {
     const std::int32_t first = thread_ % kThreadsPerQuery;
     bool has_bad = false;
     if (run_.lists.block_keys == 1) {
-      constexpr int kAhead = 8;  // entries that are under way
+      constexpr int kAhead = 8;  // entries that are loaded together
 #pragma unroll 1
       for (std::int32_t i = first; i < end; i += kAhead * kThreadsPerQuery) {
         std::int32_t keys[kAhead];
@@ -148,7 +147,7 @@ class ListJoiner {
       for (std::int32_t i = first; i < end; i += kThreadsPerQuery) {
         reader.note(reader.entry_at(i), i);
       }
-      reader.tell();
+      reader.add_to_report();
     }
     return twice != 0;
   }
@@ -162,7 +161,7 @@ class ListJoiner {
       std::int32_t own = 0;
 #pragma unroll
       for (int i = 0; i < kWordsPerThread; ++i) {
-        // From the highest bit on, which one instruction finds.
+        // Reversed, because one instruction finds the highest bit.
         words[i] = first + i < run_.num_words ? __brev(union_of(first + i)) : 0;
         own += __popc(words[i]);
       }
@@ -190,7 +189,7 @@ class ListJoiner {
     return all;
   }
 
-  /// How many keys the threads before have, and adds those of all to `total`. By the whole CTA.
+  /// Returns the keys of lower threads, and adds those of all to `total`. Called by the whole CTA.
   __device__ __forceinline__ std::int32_t place_of(std::int32_t own, std::int32_t& total) const {
     std::int32_t up_to = own;
 #pragma unroll
@@ -210,7 +209,7 @@ class ListJoiner {
     return place;
   }
 
-  /// Which queries see the key of a place, in the lowest bits; writes none where there is no key.
+  /// Returns which queries see the key at `place`, in the lowest bits, or sets kNoKey there.
   __device__ __forceinline__ Bits bits_of(bool is_key, std::int32_t* place) const {
     if (!is_key) {
       *place = kNoKey;
@@ -223,7 +222,7 @@ class ListJoiner {
     return bits;
   }
 
-  /// The same of lists that follow each other; writes the key of place number `index`.
+  /// Does the same for lists that follow each other, and writes the key with number `index`.
   __device__ __forceinline__ Bits append(std::int32_t index, std::int32_t* place) const {
     const std::int32_t own = index / run_.lists.num_positions;
     const std::int32_t position = index - own * run_.lists.num_positions;
@@ -241,7 +240,7 @@ class ListJoiner {
 
   const JoinRun& run_;
   Bits* bits_;
-  std::int32_t* counts_;  ///< of the warps
+  std::int32_t* counts_;  ///< counts of warps
   const int thread_;
   const std::int32_t first_row_;
   std::int32_t* keys_;
@@ -269,13 +268,13 @@ void launch_join(const JoinRun& run, dim3 grid, cudaStream_t stream) {
   cuda_check(cudaGetLastError(), "join_lists_kernel");
 }
 
-/// Queries of a tile, a power of two; 1 where lists are not to be joined.
+/// Returns the number of queries of a tile, a power of two, or 1 if lists are not joined.
 std::int32_t joined_queries(const TensorView& q, const TensorView& k, const ListedIndices& lists,
                             std::int32_t tile_rows) {
   constexpr std::int64_t kMostPositions = std::int64_t{1} << 20;
-  constexpr std::int32_t kWordsPerPosition = 8;  // fewer keys than that: the joining takes longer
-  constexpr std::int64_t kMostElements = std::int64_t{1} << 34;  // that 32-bit places reach
-  constexpr std::int64_t kMostHeads = 65'535;                    // of a grid's second dimension
+  constexpr std::int32_t kWordsPerPosition = 8;  // with more, joining takes longer than it saves
+  constexpr std::int64_t kMostElements = std::int64_t{1} << 34;  // the reach of 32-bit places
+  constexpr std::int64_t kMostHeads = 65'535;                    // a grid's second dimension
   const std::int64_t heads = q.shape[1] / k.shape[1];
   if (lists.rows_k == 0 || lists.num_positions == 0 || 2 * heads > 64) return 1;
   const auto queries = static_cast<std::int32_t>(std::bit_floor(

@@ -4,15 +4,15 @@
 #include "kernels/sm90/listed/consumer.cuh"
 #include "kernels/sm90/listed/producer.cuh"
 
-// out = softmax(scale * Q K^T) V and its lse where each query has a list of the keys that it sees.
+// The forward of out = softmax(scale * Q K^T) V and its lse, if each query has a list of its keys.
 //
 //             keys of the list, gathered           rows of an item = query heads of one kv head at
-//           +----------+----------+------+         one query: all see the same keys. 64 rows per
+//           +----------+----------+------+         one query; all see the same keys. 64 rows per
 //   heads   |  tile 0  |  tile 1  | ...  |         consumer warpgroup; S, P and O in registers.
 //           +----------+----------+------+
 //
-// Roles: warpgroup 0: four warps read the list and copy rows of K and V, 16 bytes a lane, into
-// swizzled tiles. Warpgroups 1..: consumers. CTAs take every gridDim-th item.
+// Roles: the four warps of warpgroup 0 read the list and copy rows of K and V, 16 bytes per lane,
+// into swizzled tiles. The other warpgroups are consumers. A CTA takes every gridDim-th item.
 //
 // | mbarrier          | completed by                               | then                |
 // |-------------------|--------------------------------------------|---------------------|

@@ -14,7 +14,7 @@ namespace magi::sm90 {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kColumns = 4;  // of a lane
+constexpr int kColumns = 4;  // per lane
 constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
 constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
 
@@ -26,7 +26,7 @@ struct KeyPartRun {
   std::uint32_t num_keys = 0;
 };
 
-/// Writes the number of the key of each part, and the parts in their order.
+/// Writes for each part the number of its key, and its own.
 __global__ void __launch_bounds__(kThreads)
     name_parts_kernel(const KeyPartRun run, std::uint32_t* keys, std::int32_t* parts) {
   const std::int64_t part = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
   parts[part] = static_cast<std::int32_t>(part);
 }
 
-/// The first of `count` ascending numbers that is not below `wanted`.
+/// Returns the index of the first of `count` ascending numbers that is not below `wanted`.
 __device__ __forceinline__ std::int32_t first_from(const std::uint32_t* keys, std::int32_t count,
                                                    std::uint32_t wanted) {
   std::int32_t low = 0;
@@ -57,7 +57,7 @@ __device__ __forceinline__ std::int32_t first_from(const std::uint32_t* keys, st
   return low;
 }
 
-/// Adds rows parts[begin, end) of `rows` to one row of sums, one after the other. By a warp.
+/// Adds rows parts[begin, end) of `rows` to one row of sums, one after the other. Called by a warp.
 __device__ __forceinline__ void add_parts(float* sum, const float* rows, const std::int32_t* parts,
                                           std::int32_t begin, std::int32_t end, std::int32_t dim) {
   const std::int32_t first = static_cast<std::int32_t>(threadIdx.x) % 32 * kColumns;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void add_parts(float* sum, const float* rows, const s
   }
 }
 
-/// One warp for each key of each kv head.
+/// Sums the parts of each key, with one warp per key and kv head.
 __global__ void __launch_bounds__(kThreads)
     sum_parts_kernel(const KeyPartRun run, const std::uint32_t* keys, const std::int32_t* parts,
                      const float* dk, const float* dv, const KeySumTargets targets) {
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
   add_parts(targets.dv + row * shape.dim_v, dv, parts, begin, end, shape.dim_v);
 }
 
-/// Enqueues the sort or, without memory, tells its bytes.
+/// Enqueues the sort or, if `memory` is null, returns the bytes that it needs.
 std::size_t sort_parts(void* memory, std::size_t bytes, cub::DoubleBuffer<std::uint32_t>& keys,
                        cub::DoubleBuffer<std::int32_t>& parts, const KeyPartRun& run,
                        cudaStream_t stream) {

@@ -16,10 +16,10 @@ __device__ __forceinline__ void put_key_row(float* target, float x, float y, flo
   }
 }
 
-/// Adds or, of parts, stores a warpgroup's fragment of 64 rows, which are gradients of `keys` (of
-/// the thread's two rows, or kNoKey), to float32 rows of `dim` elements, `key_stride` elements from
-/// key to key. Of two neighbouring chunks of 8 columns, which four lanes hold in pairs, even lanes
-/// take the first and odd ones the second: all add 16 bytes.
+/// Adds a warpgroup's fragment of 64 rows, gradients of keys, to float32 rows of `dim` elements,
+/// `key_stride` elements from key to key; with kHasParts, stores it there. `keys`: those of the
+/// thread's two rows, or kNoKey. Four lanes hold two neighbouring chunks of 8 columns in pairs;
+/// even lanes take the first chunk and odd lanes the second, so that each adds 16 bytes.
 template <bool kHasParts, int kCount>
 __device__ __forceinline__ void add_key_rows(float* sums, std::int64_t key_stride, int dim,
                                              const std::int32_t (&keys)[tile::kRowsPerThread],

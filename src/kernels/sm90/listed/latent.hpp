@@ -18,8 +18,8 @@ inline bool has_latent_dims(const TensorView& q, const TensorView& v) {
   return q.shape[2] == kLatentDim && v.shape[2] == kLatentValueDim;
 }
 
-/// The kernels for latents, in bfloat16. That of the backward leaves sums or parts of rows that are
-/// gradients of the key and, in the first columns, of the value as well.
+/// The kernels for latents, in bfloat16. The backward makes sums or parts of rows that are
+/// gradients of the key and, in the first columns, also of the value.
 const ListedInstance& latent_instance();
 const ListedBackwardInstance& latent_backward_instance(bool has_parts);
 

@@ -11,9 +11,9 @@
 
 namespace magi::sm90 {
 
-/// Warpgroup kWarpgroup of two. The first makes P of each tile, the second dP and of both dS. Each
-/// owns half of the value columns of dQ, which stays in registers, and of the keys' gradients. The
-/// columns beside the value are the first's in dQ and the second's in gradients of keys.
+/// Warpgroup kWarpgroup of two. For each tile the first computes P, the second dP and then dS from
+/// both. Each owns half of the value columns of dQ, which stays in registers, and of the gradients
+/// of keys. Columns after the value belong to the first in dQ, to the second in key gradients.
 template <DType kType, bool kHasParts, int kWarpgroup>
 class LatentBackwardConsumer {
  public:
@@ -50,7 +50,7 @@ class LatentBackwardConsumer {
   static constexpr int kThreads = 128 * kLatentConsumers;
   static constexpr int kFirstColumn = kWarpgroup * kHalfColumns;
   static constexpr int kRope = kLatentDim - kLatentValueDim;
-  /// Columns of gradients of keys at a time: the first has fewer registers left.
+  /// Columns of key gradients at a time; the first warpgroup has fewer free registers.
   static constexpr int kColumns = kIsFirst ? 64 : 128;
   static constexpr std::uint32_t kAllKeys = (1u << kLatentKeysPerWarp) - 1;
   using Scores = float[kLatentRows / 2];
@@ -68,8 +68,8 @@ class LatentBackwardConsumer {
     return rows;
   }
 
-  /// lse in base 2 and delta of the thread's rows. Rows that are no head, or whose lse reaches
-  /// kLargestLse, get weights of 0.
+  /// Loads lse in base 2 and delta of the thread's rows. Rows without a query head, or whose lse
+  /// reaches kLargestLse, get weights of 0.
   __device__ __forceinline__ void load_rows(const HeadRows& rows) {
     const std::int64_t heads_q = std::int64_t{params_.shape.heads_kv} * params_.shape.heads_per_kv;
 #pragma unroll
@@ -104,7 +104,7 @@ class LatentBackwardConsumer {
     tiles_.advance();
   }
 
-  /// Makes P = 2^(exponent_scale * Q K^T - lse), in shared memory.
+  /// Computes P = 2^(exponent_scale * Q K^T - lse) into shared memory.
   __device__ __forceinline__ void make_weights() const {
     Scores s;
     issue_scores<kLatentDim>(s, shared_.q);
@@ -120,13 +120,13 @@ class LatentBackwardConsumer {
     for (int i = 0; i < kLatentRows / 2; ++i) {
       s[i] = ptx::exp2_approx(fmaf(s[i], params_.score.exponent_scale, -lse_[(i / 2) % 2]));
     }
-    // The other has multiplied with P and dS of the tile before.
+    // The other warpgroup has read P and dS of the tile before.
     ptx::named_barrier_sync(kLatentRead, kThreads);
     stage(shared_.p, s);
     ptx::named_barrier_arrive(kLatentWeights, kThreads);
   }
 
-  /// Makes dS = softmax_scale * P * (dO V^T - delta), in shared memory and as an operand.
+  /// Computes dS = softmax_scale * P * (dO V^T - delta) into shared memory and as an operand.
   __device__ __forceinline__ void differentiate(std::uint32_t (&packed)[kLatentRows / 4]) const {
     Scores ds;
     issue_scores<kLatentValueDim>(ds, shared_.dout);
@@ -153,14 +153,14 @@ class LatentBackwardConsumer {
     ptx::pin(scores);
   }
 
-  /// Puts P or dS into shared memory, a row for each query head.
+  /// Stores P or dS in shared memory, a row for each query head.
   __device__ __forceinline__ void stage(std::uint8_t* panel, const Scores& scores) const {
     const int thread = ptx::thread_index() % 128;
     tile::stage_rows<kType, kLatentRows>(panel, thread / 32 * 16, thread % 32, scores);
     ptx::fence_async_shared();
   }
 
-  /// Reads what the other has staged as the operand that pack_fragments makes.
+  /// Loads the other warpgroup's staged scores as an operand, like that of pack_fragments.
   __device__ __forceinline__ void load_fragments(const std::uint8_t* panel,
                                                  std::uint32_t (&packed)[kLatentRows / 4]) const {
     const tile::FragmentPlace place(ptx::thread_index() % 128);
@@ -174,7 +174,7 @@ class LatentBackwardConsumer {
     }
   }
 
-  /// dQ += dS K. Nobody reads the tile after it.
+  /// Computes dQ += dS K, the last read of the tile.
   __device__ __forceinline__ void add_queries(std::uint32_t (&packed)[kLatentRows / 4]) {
     const std::uint8_t* tile = shared_.tiles.rows[0];
     ptx::pin(packed);
@@ -218,9 +218,9 @@ class LatentBackwardConsumer {
     }
   }
 
-  /// Waits for the products that made gradients of columns `first` and on, and adds them. Of two
-  /// neighbouring chunks of 8 columns, which four lanes hold in pairs, even lanes take the first
-  /// and odd ones the second: all add 16 bytes.
+  /// Waits for the products with gradients of columns from `first` on, and adds them. Four lanes
+  /// hold two neighbouring chunks of 8 columns in pairs; even lanes take the first chunk and odd
+  /// lanes the second, so that each adds 16 bytes.
   template <int kCount>
   __device__ __forceinline__ void put(const KeyRows& keys, int first, float (&sums)[kCount]) const {
     ptx::wgmma_wait<0>();
@@ -230,7 +230,7 @@ class LatentBackwardConsumer {
     const int stride = params_.shape.heads_kv * kLatentDim;
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
-      // Hidden, so that no address of it is kept in registers over the products.
+      // Hidden from the compiler, or it would keep addresses in registers during the products.
       auto key = static_cast<std::uint32_t>(keys[row]);
       ptx::hide(key);
       const bool is_key = static_cast<std::int32_t>(key) != kNoKey;

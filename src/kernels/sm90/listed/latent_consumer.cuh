@@ -10,8 +10,8 @@
 
 namespace magi::sm90 {
 
-/// One of two warpgroups, which owns half of the value columns of 64 query heads and, in turn with
-/// the other, the scores of a tile. While one makes P of its tile, the other multiplies.
+/// One of two warpgroups. It owns half of the value columns of 64 query heads and the scores of
+/// every second tile. While one warpgroup computes P of its tile, the other multiplies.
 template <DType kType, int kWarpgroup>
 class LatentConsumer {
  public:
@@ -49,12 +49,12 @@ class LatentConsumer {
   __device__ __forceinline__ const std::uint8_t* query_panel(int index) const {
     return shared_.q + index * kLatentPanelBytes;
   }
-  /// The thread's part of P, of which lanes hold the same elements in both warpgroups. It lies over
-  /// the tile's last panel, which no value is in.
+  /// The thread's part of P; equal threads of both warpgroups hold the same elements. It overwrites
+  /// the tile's last panel, which holds no value columns.
   __device__ __forceinline__ uint4* fragments() const {
     return reinterpret_cast<uint4*>(panel(kValuePanels)) + ptx::thread_index() % 128;
   }
-  /// Copies of 16 bytes are ordinary writes: the fence lets the products see them.
+  /// Waits for a part of a tile, and makes its copies, ordinary writes, visible to products.
   __device__ __forceinline__ void wait_part(int part) const {
     shared_.tiles.ring.full[part].wait(tiles_);
     ptx::fence_async_shared();
@@ -75,8 +75,8 @@ class LatentConsumer {
     finish_values(1 - kWarpgroup);
   }
 
-  /// Makes P of the tile, tells the other of it, and adds P V. `kIsBehind`: the products of the
-  /// other's tile are under way. Those of this tile follow at once if it is here.
+  /// Computes P of the tile, publishes it to the other warpgroup, and adds P V. `kIsBehind`:
+  /// products of the other's tile are in flight. If this tile is loaded, its products follow.
   template <bool kIsBehind>
   __device__ __forceinline__ void attend_to_own() {
     Scores scores;
@@ -98,7 +98,7 @@ class LatentConsumer {
     tiles_.advance();
   }
 
-  /// Begins to add P V of a tile whose P the other made.
+  /// Issues the addition of P V of a tile whose P the other warpgroup computed.
   __device__ __forceinline__ void attend_to_other() {
     ptx::named_barrier_sync(kLatentPublished + 1 - kWarpgroup, kThreads);
     wait_part(0);
@@ -125,8 +125,7 @@ class LatentConsumer {
     ptx::wgmma_fence();
     tile::issue_accumulate<kType, kHalfColumns, kLatentRows>(out_, packed_, values);
   }
-  /// Waits for it, behind which kPending groups of products may be under way. Then this warpgroup
-  /// needs nothing more of the tile.
+  /// Waits for that, except for the last kPending groups of products, and releases the tile.
   template <int kPending = 0>
   __device__ __forceinline__ void finish_values(int stage) {
     ptx::wgmma_wait<kPending>();
@@ -135,7 +134,7 @@ class LatentConsumer {
     arrive_warp(shared_.tiles.ring.empty.stages[stage]);
   }
 
-  /// Issues S = Q K^T as the parts of the tile come.
+  /// Issues S = Q K^T as the parts of the tile arrive.
   __device__ __forceinline__ void issue_scores(Scores& scores) const {
     wait_part(0);
     ptx::undefine(scores);
@@ -158,7 +157,7 @@ class LatentConsumer {
     if (!is_full) mask_columns<kLatentKeysPerWarp>(scores, is_key);
   }
 
-  /// Gives P and its base to the other.
+  /// Publishes P and its base to the other warpgroup.
   __device__ __forceinline__ void publish() const {
     uint4* parts = fragments();
 #pragma unroll
@@ -175,8 +174,8 @@ class LatentConsumer {
     ptx::named_barrier_arrive(kLatentPublished + kWarpgroup, kThreads);
   }
 
-  /// Goes on from the base of the other's tile. Returns true, in all lanes of the warp, where one
-  /// moved.
+  /// Continues with the base of the other's tile. Returns whether any of the warp's rows changed
+  /// it.
   __device__ __forceinline__ bool take_base() {
     const float* bases =
         shared_.base[tiles_.stage()] + tile::FragmentPlace(ptx::thread_index() % 128).row;
@@ -193,7 +192,7 @@ class LatentConsumer {
     return true;
   }
 
-  /// Turns O and sums, of which each warpgroup has those of its tiles, into out and lse.
+  /// Turns O and sums into out and lse. Each warpgroup has the sums of its own tiles.
   __device__ __forceinline__ void write(const HeadRows& rows) {
     const int row = tile::FragmentPlace(ptx::thread_index() % 128).row;
     float* sums = shared_.sum[queries_.parity()][kWarpgroup];
@@ -218,7 +217,7 @@ class LatentConsumer {
     rows.template store<kType>(target, kHalfColumns, out_);
   }
 
-  /// Writes lse; returns the factor that makes a row of O out.
+  /// Writes lse. Returns the factor from a row of O to out.
   __device__ __forceinline__ float finish_row(const HeadRows& rows, int row, float sum) const {
     RowResult result;
     if (sum > 0.0f) {

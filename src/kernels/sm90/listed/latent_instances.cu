@@ -11,7 +11,7 @@ namespace {
 
 constexpr DType kType = DType::BFloat16;
 
-/// As hosts read it: an item has 64 query heads, which two warpgroups share.
+/// Returns a config for host code: an item has 64 query heads, which two warpgroups share.
 constexpr ListedConfig config_of(bool has_parts) {
   return {.type = kType,
           .dim = kLatentDim,
@@ -26,7 +26,7 @@ void launch_forward(const ListedForwardParams& params, int num_ctas, cudaStream_
   cuda_check(cudaGetLastError(), "latent_forward_kernel");
 }
 
-/// Launches clusters of two CTAs where these have heads of one query.
+/// Launches clusters of two CTAs, if both have heads of one query.
 template <bool kHasParts>
 void launch_backward(const ListedBackwardParams& params, int num_ctas, cudaStream_t stream) {
   constexpr auto kKernel = latent_backward_kernel<kType, kHasParts>;

@@ -5,23 +5,23 @@
 #include "kernels/sm90/listed/latent_consumer.cuh"
 #include "kernels/sm90/listed/latent_producer.cuh"
 
-// Attention to listed keys that are latents: rows of 576 elements whose first 512 are the value
-// too, so that each is gathered once. An item is a query and 64 of its heads.
+// Attention with key lists over latents: rows of 576 elements whose first 512 are also the value,
+// so that each is gathered once. An item is a query and 64 of its heads.
 //
 //                  512: left | right     64
 //               +----------+----------+----+   tiles of 64 keys in turn: the scores of even ones
 //     Q (64)    |          |          |    |   are warpgroup 0's, of odd ones warpgroup 1's. O of
 //               +----------+----------+----+   the left columns is warpgroup 0's, of the right
-//     tile (64) |     V    |     V    |    |   ones warpgroup 1's: P passes through shared memory,
-//               +----------+----------+----+   in the place of the last 64 columns.
+//     tile (64) |     V    |     V    |    |   ones warpgroup 1's. P passes through shared memory,
+//               +----------+----------+----+   over the last 64 columns.
 //
-// Backward, one tile at a time: both warpgroups make P and dS, and each owns columns of dQ and of
-// the keys' gradients:
+// The backward handles one tile at a time: both warpgroups compute P and dS, and each owns columns
+// of dQ and of the gradients of keys:
 //
 //   dQ += dS K                        in registers, over all tiles of the list
 //   dK  = dS^T Q, plus P^T dO in V    of the tile's keys, added to float32 rows in device memory
 //
-// The tile after is loaded while the keys' gradients are made, which need Q and dO alone.
+// The next tile is loaded while the gradients of keys are computed, which need only Q and dO.
 //
 // | mbarrier       | completed by                               | then                |
 // |----------------|--------------------------------------------|---------------------|
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kLatentThreads, 1)
     ptx::raise_registers<kLatentBackwardRegisters.consumer>();
     LatentBackwardConsumer<kType, kHasParts, 1>(shared, params).run();
   }
-  // Nobody arrives in the memory of a CTA that has ended.
+  // A CTA must not end while the other may still arrive at its barriers.
   if (has_peer(params.shape)) ptx::cluster_sync();
 }
 

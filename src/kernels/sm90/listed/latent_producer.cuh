@@ -8,7 +8,7 @@
 
 namespace magi::sm90 {
 
-/// One of four warps that load what an item reads: Q (in a backward dO too) and tiles of keys.
+/// One of four warps that load an item's Q (in a backward also dO) and tiles of keys.
 template <typename Storage, typename Params, bool kHasParts>
 class LatentProducer {
  public:
@@ -20,13 +20,13 @@ class LatentProducer {
          i += static_cast<std::int32_t>(gridDim.x)) {
       load_item(ListedItem(params_.shape, i));
     }
-    if constexpr (!kIsBackward) reader_.tell();
+    if constexpr (!kIsBackward) reader_.add_to_report();
   }
 
  private:
   static constexpr bool kIsBackward = std::is_same_v<Params, ListedBackwardParams>;
 
-  /// Waits until the peer begins its item, too.
+  /// Waits until the peer begins its item too.
   __device__ __forceinline__ void await_peer() {
     ptx::Mbarrier& barrier = shared_.peers.at(items_);
     if (lane_ == 0) {
@@ -48,7 +48,7 @@ class LatentProducer {
       if (warp_ == 0 && has_peer(params_.shape)) await_peer();
     }
     const StridedRows k = rows_of_head(params_.k, item.kv_head);
-    // Gradients of keys go to rows of keys, or to parts.
+    // Gradients of keys go to the rows of keys, or to parts.
     const std::int32_t first_part =
         (item.row * params_.shape.head_groups + item.group) * params_.lists.num_positions;
     for (int i = 0; i < num_tiles; ++i) {
@@ -59,13 +59,13 @@ class LatentProducer {
       position += kLatentRows;
       entry = reader_.entry_at(position);
       load_tile(k, key, target);
-      // Q waits for the item before to end: the first keys go ahead of it.
+      // The first keys are loaded before Q, whose buffer waits for the previous item to end.
       if (i == 0) load_queries(item, num_tiles);
     }
   }
 
-  /// Copies 16 rows of this warp, of which lane l knows the l-th, or kNoKey, into panels: of the
-  /// first kPanels from `first` on, one row or more at a time. Rows that are none become zeros.
+  /// Copies this warp's 16 rows into kPanels panels from `first` on, one row or more at a time.
+  /// Lane l has the index of the l-th row, or kNoKey: such rows become zeros.
   template <int kPanels>
   __device__ __forceinline__ void copy_rows(std::uint8_t* panels, StridedRows source,
                                             std::int32_t row_of_lane, int first) const {
@@ -111,7 +111,7 @@ class LatentProducer {
     hand_over(shared_.q_ring.full.at(queries_));
     queries_.advance();
   }
-  /// The heads of a query from `head` on, as rows.
+  /// Returns the heads of a query from `head` on, as rows.
   __device__ __forceinline__ static StridedRows heads_of(StridedRows rows, std::int32_t row,
                                                          std::int32_t head) {
     rows.data = row_at<std::uint16_t>(rows, row, head);
@@ -140,7 +140,7 @@ class LatentProducer {
     tiles_.advance();
   }
 
-  /// This warp's arrivals: of its copies when they are done, and for what it stored itself.
+  /// Arrives for this warp's copies, once they complete, and for its own stores.
   __device__ __forceinline__ void hand_over(ptx::Mbarrier& barrier) const {
     ptx::copy_async_arrive(barrier);
     arrive_warp(barrier);

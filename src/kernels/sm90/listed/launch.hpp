@@ -17,7 +17,7 @@ struct ListedInstance {
   void (*launch)(const ListedForwardParams& params, int num_ctas, cudaStream_t stream) = nullptr;
 };
 
-/// The properties that a call asks of a kernel.
+/// The properties that a call needs of a kernel.
 struct ListedWish {
   DType type = DType::BFloat16;
   int dim = 0;    ///< the larger of both head dims
@@ -26,7 +26,7 @@ struct ListedWish {
   bool is_joined = false;
 };
 
-/// The kernel for a call; null when there is none that holds its head dims.
+/// Returns the kernel for a call, or null if none holds its head dims.
 const ListedInstance* find_listed_instance(const ListedWish& wish);
 
 /// One compiled kernel of the backward.
@@ -35,16 +35,15 @@ struct ListedBackwardInstance {
   void (*launch)(const ListedBackwardParams& params, int num_ctas, cudaStream_t stream) = nullptr;
 };
 
-/// Those that add gradients of keys, and those that leave them in parts; bfloat16 or float16.
+/// Returns the kernels of a type that add gradients of keys, then those that leave them in parts.
 std::span<const ListedBackwardInstance> listed_backward_instances(DType type);
 std::span<const ListedBackwardInstance> listed_part_instances(DType type);
 
-/// What a backward does: one list at a time, whose gradients of keys are added or left in parts, or
-/// joined lists.
+/// The forms of a backward: one list at a time, with gradients of keys added to sums (Plain) or
+/// left in parts, or joined lists.
 enum class ListedForm : std::uint8_t { Plain, Parts, Joined };
 
-/// The kernel for the larger of both head dims and the query heads of a kv head; null when there is
-/// none.
+/// Returns the kernel for the larger of both head dims and the query heads of a kv head, or null.
 const ListedBackwardInstance* find_listed_backward_instance(DType type, int dim, int heads,
                                                             ListedForm form);
 

@@ -7,12 +7,12 @@ namespace magi::sm90 {
 
 inline constexpr std::int32_t kNoKey = -1;
 
-/// Reads the list of one query and kv head, and counts entries that are no block of the keys.
+/// Reads the list of one query and kv head, and counts entries that name no block of the keys.
 class ListReader {
  public:
   __device__ __forceinline__ explicit ListReader(const ListedIndices& lists) : lists_(lists) {}
 
-  /// `is_counting`: whether this reader is the one that tells of the list's bad entries.
+  /// `is_counting`: whether this reader counts bad entries; one reader of each list does.
   __device__ __forceinline__ void open(std::int32_t row, std::int32_t kv_head,
                                        std::int32_t heads_kv, bool is_counting) {
     list_ = lists_.data + row * lists_.row_stride + kv_head * lists_.head_stride;
@@ -22,23 +22,23 @@ class ListReader {
 
   __device__ __forceinline__ std::int32_t num_positions() const { return lists_.num_positions; }
 
-  /// The list, entry_stride elements from entry to entry.
+  /// The first entry; others follow at entry_stride elements.
   __device__ __forceinline__ const std::int32_t* entries() const { return list_; }
 
-  /// Returns what stands at a position; -1 after the end.
+  /// Returns the entry at a position, or -1 after the end.
   __device__ __forceinline__ std::int32_t entry_at(std::int32_t position) const {
     if (position >= lists_.num_positions) return -1;
     return __ldg(list_ + place_of(position) * lists_.entry_stride);
   }
 
-  /// The key of a position whose entry is known, or kNoKey.
+  /// Returns the key at a position with this entry, or kNoKey.
   __device__ __forceinline__ std::int32_t key_of(std::int32_t entry, std::int32_t position) const {
     if (entry < 0 || entry >= lists_.num_blocks) return kNoKey;
     const std::int32_t key = entry * lists_.block_keys + offset_of(position);
     return key < lists_.rows_k ? key : kNoKey;
   }
 
-  /// Notes an entry if it is bad; every position of the list is to be shown once.
+  /// Counts an entry if it is bad. The caller passes every position of the list once.
   __device__ __forceinline__ void note(std::int32_t entry, std::int32_t position) {
     const bool is_bad = entry != -1 && (entry < 0 || entry >= lists_.num_blocks);
     if (!is_bad || !is_counting_ || offset_of(position) != 0) return;
@@ -47,8 +47,8 @@ class ListReader {
     ++num_bad_;
   }
 
-  /// Adds what was noted to the report.
-  __device__ __forceinline__ void tell() const {
+  /// Adds the counts to the report.
+  __device__ __forceinline__ void add_to_report() const {
     if (num_bad_ == 0) return;
     atomicAdd(lists_.report, num_bad_);
     atomicMin(lists_.report + 1, first_bad_);
@@ -70,8 +70,9 @@ class ListReader {
   unsigned long long first_bad_ = ~0ull;
 };
 
-/// Tiles of kKeys positions up to the last key of the list: what is -1 at its end costs a look.
-/// Where `is_noting`, entries of the tiles behind are noted. By a whole warp.
+/// Returns the number of tiles of kKeys positions up to the list's last key. Trailing -1 entries
+/// cost one load each and no arithmetic. If `is_noting`, counts bad entries of the later tiles.
+/// Called by a whole warp.
 template <int kKeys>
 __device__ __forceinline__ int count_tiles(ListReader& reader, int lane, bool is_noting) {
   int num_tiles = (reader.num_positions() + kKeys - 1) / kKeys;

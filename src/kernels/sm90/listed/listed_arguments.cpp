@@ -12,7 +12,7 @@ namespace magi::sm90 {
 
 ListedIndices listed_indices(const KeyLists& lists, std::int64_t rows_k) {
   const TensorView& indices = lists.indices;
-  // Of blocks longer than the keys only the first is one, and nothing of it lies behind the keys.
+  // Blocks longer than the keys: only the first exists, and it ends with the keys.
   const auto block_keys =
       to_int(std::min<std::int64_t>(lists.block_keys, std::max<std::int64_t>(rows_k, 1)));
   const std::int64_t num_positions = indices.shape[2] * block_keys;
@@ -33,7 +33,7 @@ ListedIndices listed_indices(const KeyLists& lists, std::int64_t rows_k) {
 
 namespace {
 
-/// Kernels count from row to row, or head to head, in units of 16 bytes, in 32 bits.
+/// Throws if strides exceed 32 bits in units of 16 bytes, in which kernels count rows or heads.
 void check_extent(const std::string& what, const TensorView& tensor, std::int64_t count,
                   std::int64_t stride) {
   constexpr std::int64_t kMostBytes = (std::int64_t{1} << 36) - 16;

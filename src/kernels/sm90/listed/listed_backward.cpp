@@ -72,14 +72,14 @@ void launch(const ListedBackwardInstance& instance, const ListedBackwardParams& 
   instance.launch(params, num_ctas, stream);
 }
 
-/// The parameters of the main kernel of queries [begin, end).
+/// Cuts the arguments to queries [begin, end).
 void take_rows(BackwardArgs& args, KeyLists& lists, std::int64_t begin, std::int64_t end) {
   for (TensorView* tensor : {&args.q, &args.dout, &args.lse, &args.dq, &lists.indices}) {
     *tensor = tensor->slice(0, begin, end);
   }
 }
 
-/// The main kernel and the sums of keys, run by run of queries.
+/// Launches the main kernel and the sums of keys for each run of queries.
 void launch_in_order(const BackwardArgs& args, const KeyLists& lists, std::int32_t num_sms,
                      const ListedBackwardMemory& memory, const OrderedKeySums& sums,
                      cudaStream_t stream) {
@@ -102,7 +102,7 @@ void launch_in_order(const BackwardArgs& args, const KeyLists& lists, std::int32
   }
 }
 
-/// The main kernel of queries whose lists are joined, run by run.
+/// Launches the main kernel with joined lists for each run of queries.
 void launch_joined(const BackwardArgs& args, const KeyLists& lists, std::int32_t num_sms,
                    const ListedBackwardMemory& memory, cudaStream_t stream) {
   const ListedBackwardInstance& instance = instance_for(args, ListedForm::Joined);
@@ -130,7 +130,7 @@ JoinedLayout joined_layout_of(const BackwardArgs& args, const KeyLists& lists) {
   const std::int32_t tile_rows = instance_for(args, ListedForm::Joined).config.rows();
   const JoinedLayout layout =
       joined_layout(args.q, args.k, listed_indices(lists, args.k.shape[0]), tile_rows);
-  // The kernels of one list at a time have tiles of half as many rows.
+  // Kernels for one list at a time have tiles of half as many rows.
   const bool is_filled = layout.queries * (args.q.shape[1] / args.k.shape[1]) > tile_rows / 2;
   return is_filled ? layout : JoinedLayout{};
 }

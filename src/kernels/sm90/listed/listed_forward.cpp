@@ -15,7 +15,7 @@
 namespace magi::sm90 {
 namespace {
 
-/// No bad entry: 0, and -1 as its place.
+/// Enqueues a report without bad entries: number 0, and -1 as the place.
 void clear_report(const KeyLists& lists, cudaStream_t stream) {
   if (lists.report.empty()) return;
   auto* words = static_cast<std::int64_t*>(lists.report.data);
@@ -43,7 +43,7 @@ StridedRows behind(StridedRows rows, std::int64_t first) {
   return rows;
 }
 
-/// The parameters of queries [begin, end), of which the first is a tile's.
+/// Returns the parameters for queries [begin, end); a tile begins at `begin`.
 ListedForwardParams part_of(ListedForwardParams params, std::int32_t begin, std::int32_t end) {
   ListedShape& shape = params.shape;
   shape.rows_q = end - begin;

@@ -9,17 +9,17 @@
 #include "kernels/sm90/listed/launch.hpp"
 #include "magi/key_lists.hpp"
 
-// The forward under lists on Hopper behind src/kernels/attention, which has checked the arguments
-// and made the device current.
+// The forward with key lists on Hopper. src/kernels/attention calls it, after it has checked the
+// arguments and made the device current.
 namespace magi::sm90 {
 
-/// The largest head dim of q, k and v under lists, other than those of latents.
+/// The largest head dim of q, k and v with key lists, other than those of latents.
 inline constexpr std::int32_t kMaxListedDim = 128;
 
 struct ListedForwardCall {
-  const ListedInstance* instance = nullptr;  ///< null where there are no queries
+  const ListedInstance* instance = nullptr;  ///< null if there are no queries
   ListedForwardParams params;
-  JoinedLayout joined;  ///< the workspace, in bytes 0 where lists are not joined
+  JoinedLayout joined;  ///< the workspace; it has no bytes if lists are not joined
 };
 ListedForwardCall listed_forward_call(const ForwardArgs& args, const KeyLists& lists);
 

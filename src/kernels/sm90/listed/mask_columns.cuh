@@ -9,8 +9,7 @@
 
 namespace magi::sm90 {
 
-/// Sets the columns whose bit is not set to -infinity: `is_key` has kBits bits of each loading
-/// warp.
+/// Sets columns without a key to -infinity: `is_key` has kBits bits of each loading warp.
 template <int kBits, int kCount>
 __device__ __forceinline__ void mask_columns(float (&scores)[kCount],
                                              const std::uint32_t (&is_key)[kLoadingWarps]) {
@@ -23,7 +22,7 @@ __device__ __forceinline__ void mask_columns(float (&scores)[kCount],
   }
 }
 
-/// Sets the columns that a row does not see to -infinity: `seen` has a bit for each of 64.
+/// Sets columns that a row does not see to -infinity: `seen` has a bit for each of 64 columns.
 template <int kCount>
 __device__ __forceinline__ void mask_rows(float (&scores)[kCount],
                                           const uint2 (&seen)[tile::kRowsPerThread]) {
@@ -37,7 +36,7 @@ __device__ __forceinline__ void mask_rows(float (&scores)[kCount],
   }
 }
 
-/// Which keys of a tile there are.
+/// The positions of a tile that have keys.
 template <ListedConfig kC>
 class TileMask {
  public:
@@ -60,7 +59,7 @@ class TileMask {
   std::uint32_t is_key_[kLoadingWarps];
 };
 
-/// Which of them the queries of the thread's rows see.
+/// The keys of a joined tile that the queries of the thread's rows see.
 template <ListedConfig kC>
 requires(kC.is_joined) class TileMask<kC> {
  public:
@@ -68,7 +67,7 @@ requires(kC.is_joined) class TileMask<kC> {
     const int row = 64 * warpgroup + tile::FragmentPlace(ptx::thread_index() % 128).row;
 #pragma unroll
     for (int i = 0; i < tile::kRowsPerThread; ++i) {
-      // Rows of no query see what the last one sees: the bases of a warp's rows move together.
+      // Rows without a query see what the last query sees, so that a warp's rows rescale together.
       query_[i] = min((row + 8 * i) / shape.heads_per_kv, kMostJoined - 1);
     }
   }

@@ -20,20 +20,21 @@ struct ListedIndices {
   std::int32_t block_keys = 1;
   std::int32_t num_blocks = 0;
   std::int32_t rows_k = 0;
-  /// Null, or [2]: entries that are no block, and the first's place, 2^64 - 1 before there is one.
+  /// Null, or [2]: the number of entries that name no block, and the place of the first of them,
+  /// 2^64 - 1 if there is none.
   unsigned long long* report = nullptr;
 };
 
 inline constexpr int kMostJoined = 8;               ///< queries whose lists are joined
 inline constexpr int kJoinedTile = 64;              ///< keys
-inline constexpr int kSeenWords = 2 * kMostJoined;  ///< of such a tile
+inline constexpr int kSeenWords = 2 * kMostJoined;  ///< mask words of such a tile
 
-/// Lists of tiles of neighbouring queries, each joined out of those of its queries.
+/// Lists of tiles of neighbouring queries, each the union of its queries' lists.
 struct JoinedLists {
-  std::int32_t* keys = nullptr;       ///< [query tiles, kv heads, max_keys]; kNoKey is none
+  std::int32_t* keys = nullptr;       ///< [query tiles, kv heads, max_keys]; kNoKey: no key
   std::uint32_t* seen = nullptr;      ///< [query tiles, kv heads, max_keys / 64, kMostJoined, 2]:
-                                      ///< a bit for each of 64 keys, whether a query sees it
-  std::int32_t* num_tiles = nullptr;  ///< [query tiles, kv heads], of 64 keys
+                                      ///< a bit for each of 64 keys: whether a query sees it
+  std::int32_t* num_tiles = nullptr;  ///< [query tiles, kv heads]: tiles of 64 keys
   std::int32_t max_keys = 0;          ///< a multiple of 64
 
   MAGI_HOST_DEVICE std::int64_t seen_words() const {
@@ -41,11 +42,11 @@ struct JoinedLists {
   }
 };
 
-/// Sizes of a launch: items are tiles of query heads of one kv head at one query, or of all query
-/// heads of a kv head at several.
+/// Sizes of a launch. An item is a tile of query heads of one kv head: some of them at one query,
+/// or all of them at several.
 struct ListedShape {
   std::int32_t rows_q = 0;
-  std::int32_t queries = 1;      ///< of a tile
+  std::int32_t queries = 1;      ///< queries of a tile
   std::int32_t query_tiles = 0;  ///< rows_q / queries, rounded up
   std::int32_t heads_kv = 0;
   std::int32_t heads_per_kv = 0;
@@ -62,11 +63,11 @@ struct ListedForwardParams {
   StridedRows k;
   StridedRows v;
   ListedIndices lists;
-  JoinedLists joined;  ///< in place of the lists, of an instance for joined ones
-  StridedRows out;     ///< float32, or of the type of q
+  JoinedLists joined;  ///< replaces `lists` in instances for joined lists
+  StridedRows out;     ///< float32 or the type of q
   StridedRows lse;
   SinkRows sink;
-  float* max_logits = nullptr;  ///< [heads_q], holds -inf
+  float* max_logits = nullptr;  ///< [heads_q], -inf at the start
   ScoreScale score;
 };
 
@@ -76,14 +77,14 @@ struct ListedBackwardParams {
   StridedRows q;
   StridedRows k;
   StridedRows v;
-  StridedRows dout;  ///< of the type of q
+  StridedRows dout;  ///< the type of q
   ListedIndices lists;
-  JoinedLists joined;  ///< as in a forward
+  JoinedLists joined;  ///< see ListedForwardParams
   StridedRows lse;
   const float* delta = nullptr;  ///< [rows_q, heads_q]: sum of dout * out, less dlse
-  StridedRows dq;                ///< float32, or of the type of q
-  /// [rows_k, heads_kv, dim_qk or dim_v], added to; of an instance with parts [rows_q, head_groups,
-  /// num_positions, heads_kv, dim], stored where the position has a key.
+  StridedRows dq;                ///< float32 or the type of q
+  /// [rows_k, heads_kv, dim_qk or dim_v], added to; in instances with parts [rows_q, head_groups,
+  /// num_positions, heads_kv, dim], stored for positions that have a key.
   float* dk_sums = nullptr;
   float* dv_sums = nullptr;
   ScoreScale score;

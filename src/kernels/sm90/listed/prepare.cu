@@ -11,7 +11,7 @@ namespace magi::sm90 {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kLanes = 16;  // of a row, with 8 elements each
+constexpr int kLanes = 16;  // per row, with 8 elements each
 constexpr int kRowsPerCta = kThreads / kLanes;
 
 template <DType kType>
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const ListedRowParams p
     for (int i = 0; i < 4; ++i) {
       const float2 x = ptx::unpack_half2<kType>(a[i]);
       const float2 y = ptx::unpack_half2<kType>(b[i]);
-      // Zeros are those of a row without keys, whose dout may be NaN.
+      // A row without keys has zeros, though its dout may be NaN.
       sum = fmaf(x.x, x.x == 0.0f ? 0.0f : y.x, fmaf(x.y, x.y == 0.0f ? 0.0f : y.y, sum));
     }
   }
@@ -56,7 +56,7 @@ __device__ __forceinline__ float sink_gradient(const ListedRowParams& params, fl
   return -ptx::exp2_approx((sink - lse) * kLog2E) * params.delta[row];
 }
 
-/// One CTA per head and sink.
+/// Sums gradients of sinks, with one CTA per head and sink.
 __global__ void __launch_bounds__(kThreads)
     shared_sink_kernel(const ListedRowParams params, const SinkRows sinks, float* dsink,
                        std::int64_t dsink_stride) {
@@ -106,7 +106,7 @@ void enqueue_listed_delta(const ListedRowParams& params, DType type, cudaStream_
 void enqueue_listed_sink_gradient(const ListedRowParams& params, const SinkRows& sink,
                                   const SinkRows& dsink, cudaStream_t stream) {
   auto* target = const_cast<float*>(dsink.data);
-  // Rows may share their logits in memory and yet have a gradient each.
+  // Rows may share their logits in memory and still have a gradient each.
   if (dsink.row_stride == 0) {
     const dim3 grid(static_cast<unsigned>(params.heads_q), static_cast<unsigned>(sink.count));
     shared_sink_kernel<<<grid, kThreads, 0, stream>>>(params, sink, target, dsink.sink_stride);

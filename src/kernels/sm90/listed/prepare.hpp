@@ -7,18 +7,18 @@
 
 #include "kernels/sm90/arguments.hpp"
 
-// What runs before the backward under lists and after it.
+// Kernels that run before and after the main kernel of a backward with key lists.
 namespace magi::sm90 {
 
 struct ListedRowParams {
   std::int32_t rows_q = 0;
   std::int32_t heads_q = 0;
   std::int32_t dim_v = 0;
-  StridedRows out;  ///< of 16-bit type, like dout
+  StridedRows out;  ///< 16-bit, like dout
   StridedRows dout;
   StridedRows lse;
-  StridedRows dlse;  ///< without data where there is none
-  /// [rows_q, heads_q]: sum of dout * out, less dlse; 0 where lse is infinite.
+  StridedRows dlse;  ///< without data: zeros
+  /// [rows_q, heads_q]: sum of dout * out, less dlse; 0 if lse is infinite.
   float* delta = nullptr;
 };
 

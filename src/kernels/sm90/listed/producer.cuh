@@ -6,8 +6,7 @@
 
 namespace magi::sm90 {
 
-/// One of four warps that load what an item reads: Q, and K of each tile followed by V of the tile
-/// before it.
+/// One of four warps that load an item's Q and, for each tile, K and then V of the tile before it.
 template <ListedConfig kC>
 class ListedProducer {
  public:
@@ -20,7 +19,7 @@ class ListedProducer {
          i += static_cast<std::int32_t>(gridDim.x)) {
       load_item(ListedItem(params_.shape, i));
     }
-    list_.tell();
+    list_.add_to_report();
   }
 
  private:
@@ -37,7 +36,7 @@ class ListedProducer {
       if (is_loading()) list_.note(entry, position);
       entry = list_.entry_at(position + kC.keys);
       load_keys(k, key, i);
-      // Q may wait for the item before to end: the first keys go ahead of it.
+      // The first keys are loaded before Q, whose buffer may wait for the previous item to end.
       if (i == 0) {
         load_queries(item, num_tiles);
       } else {
@@ -48,7 +47,7 @@ class ListedProducer {
     load_values(v, value_key);
   }
 
-  /// Lanes that have a key of the tile each.
+  /// Whether the lane has a key of the tile.
   __device__ __forceinline__ bool is_loading() const { return rows_.lane() < kC.keys_per_warp(); }
   __device__ __forceinline__ std::int32_t position_of(int tile_idx) const {
     return tile_idx * kC.keys + rows_.warp() * kC.keys_per_warp() + rows_.lane();

@@ -11,10 +11,10 @@ namespace magi::sm90 {
 
 inline constexpr int kLoadingWarps = 4;
 
-/// One tile of query heads of one query or, where tiles have several, of these. Items of a kv head
-/// follow each other, so that its keys stay in L2.
+/// A tile of query heads of one or several queries. A kv head's items are neighbours: keys stay in
+/// L2.
 struct ListedItem {
-  std::int32_t row;  ///< of the first query
+  std::int32_t row;  ///< the first query
   std::int32_t kv_head;
   std::int32_t group;
 
@@ -28,18 +28,17 @@ struct ListedItem {
   }
 };
 
-/// Buffers that all loading warps fill by copies of 16 bytes, and consumer warps hand back.
+/// Buffers that all loading warps fill by copies of 16 bytes, and consumer warps release.
 template <int kStages>
 struct GatherRing : Ring<kStages> {
   __device__ __forceinline__ void init(int consumers) {
-    // One of each loading thread for its copies, one of each such warp for what it stored itself.
+    // Arrivals: one of each loading thread for its copies, one of each loading warp for its stores.
     this->full.init(128 + kLoadingWarps * ptx::kArrivalsPerWarp);
     this->empty.init(4 * consumers * ptx::kArrivalsPerWarp);
   }
 };
 
-/// Named barriers and who arrives: kListedPingpong + w: warpgroup w waits, the other arrives, when
-/// w may issue its products.
+/// Named barriers. At kListedPingpong + w warpgroup w waits until the other lets it issue products.
 enum ListedBarrier : int { kListedPingpong = 1 };
 
 template <ListedConfig kC>
@@ -48,7 +47,7 @@ struct ListedStorage {
   alignas(1024) std::uint8_t k[kC.stages][kC.tile_bytes()];
   alignas(1024) std::uint8_t v[kC.stages][kC.tile_bytes()];
   alignas(16) std::uint32_t is_key[kC.stages][kC.mask_words()];  ///< of K tiles
-  std::int32_t num_tiles[kC.q_stages];                           ///< of the item whose Q it is
+  std::int32_t num_tiles[kC.q_stages];                           ///< tiles of the item of this Q
   GatherRing<kC.q_stages> q_ring;
   GatherRing<kC.stages> k_ring;
   GatherRing<kC.stages> v_ring;

@@ -17,18 +17,18 @@ namespace {
 constexpr std::int64_t kMostDim = 128;
 constexpr std::int32_t kWideTile = 128;  ///< keys
 
-/// Chooses k tiles of 64 keys in place of 128, of which a block fills but a part.
+/// Returns the instance with k tiles of 64 keys, for blocks that fill only part of 128.
 const BackwardInstance* own_rows_instance_for(DType type) {
   static const std::array kInstances{own_rows_instance(DType::BFloat16),
                                      own_rows_instance(DType::Float16)};
   return &kInstances[type == DType::BFloat16 ? 0 : 1];
 }
 
-/// The state without a list. At head dims up to 64 the kernel for k tiles of 128 keys has half of
-/// the work of the other; but it adds to dQ in no order.
+/// Returns the state without a list. At head dims up to 64 the kernel for k tiles of 128 keys has
+/// half of the work of the other, but its additions to dQ have no order.
 BackwardState state_for(const BackwardArgs& args, const BlockMask& mask, bool is_deterministic) {
   BackwardState state = backward_state(backward_instances(), args);
-  const bool is_part = mask.k_block % kWideTile != 0;  // of a k tile
+  const bool is_part = mask.k_block % kWideTile != 0;  // a block fills part of a k tile
   const bool is_faster = is_part && !state.instance->config.is(KernelForm::Wide);
   if ((is_faster || is_deterministic) && args.params.softcap == 0.0 && can_walk(args, mask)) {
     state.instance = own_rows_instance_for(args.q.dtype);
@@ -39,7 +39,7 @@ BackwardState state_for(const BackwardArgs& args, const BlockMask& mask, bool is
 /// The part of a tensor that belongs to one of `count` equal runs of heads.
 TensorView heads_of(const TensorView& tensor, std::int32_t axis, std::int32_t part,
                     std::int32_t count) {
-  if (tensor.rank == 0) return tensor;  // there is none
+  if (tensor.rank == 0) return tensor;  // an absent tensor
   const std::int64_t heads = tensor.shape[static_cast<std::size_t>(axis)] / count;
   return tensor.slice(axis, part * heads, (part + 1) * heads);
 }
@@ -58,7 +58,7 @@ BackwardArgs part_of(const BackwardArgs& args, std::int32_t part, std::int32_t c
   return own;
 }
 
-/// Returns as few heads per q tile as let q tiles divide blocks of queries; where none do, one.
+/// Returns the fewest heads per q tile with which q tiles divide blocks of queries, or 1.
 std::int32_t packed_heads_of(std::int32_t heads_per_kv, std::int32_t tile_rows,
                              std::int32_t q_block) {
   constexpr std::int32_t kMostHeads = 16;
@@ -68,9 +68,9 @@ std::int32_t packed_heads_of(std::int32_t heads_per_kv, std::int32_t tile_rows,
   return 1;
 }
 
-/// Cuts the k tiles of a run with few of them into items for parts of the head groups: under a
-/// causal mask, many blocks see early keys and few see late ones, so that the longest k tile alone
-/// may take twice a multiprocessor's share of all.
+/// If a run has few k tiles, cuts them into items for parts of the head groups. Under a causal mask
+/// many blocks see early keys and few see late ones, so the longest k tile may take twice a
+/// multiprocessor's share.
 void split_tiles(TileSpan& span, const BackwardProblem& problem) {
   constexpr std::int32_t kItemsPerCta = 4;
   constexpr std::int32_t kBlockTiles = 128;  // whose splits come before those of the next tiles
@@ -83,8 +83,8 @@ void split_tiles(TileSpan& span, const BackwardProblem& problem) {
   }
 }
 
-/// All of a list that does not depend on the mask's entries: every k tile is an item for each kv
-/// head, which walks all its query heads and adds to dQ in no order.
+/// Returns the parts of a list that do not depend on the mask's entries. For each kv head every k
+/// tile is an item, which walks all query heads and adds to dQ in no order.
 BackwardList list_frame(const BackwardArgs& args, const BackwardState& state,
                         const BlockKeyShape& shape, std::int32_t num_sms) {
   BackwardList list;
@@ -95,8 +95,8 @@ BackwardList list_frame(const BackwardArgs& args, const BackwardState& state,
   list.tile_tokens = list.shape.rows / list.packed_heads;
   list.head_groups = list.problem.heads_q / list.packed_heads;
   list.is_ordered = false;
-  // CTAs that walk the same rows drift apart by as many blocks of queries as chance lets them see:
-  // the rows of all heads of these would not fit the cache, those of one group do.
+  // CTAs that walk the same rows drift apart, as different numbers of query blocks see their keys.
+  // The rows in between fit the cache for one head group, not for all heads.
   list.is_group_first = true;
   const std::int32_t num_tiles = shape.num_tiles();
   list.tiles.resize(static_cast<std::size_t>(num_tiles));
@@ -111,7 +111,7 @@ BackwardList list_frame(const BackwardArgs& args, const BackwardState& state,
 
 std::int64_t record_capacity(const BlockKeyShape& shape, std::int64_t max_blocks) {
   if (max_blocks == 0) return most_records(shape, 1);
-  // A block has keys in so many tiles.
+  // The most tiles that a block meets.
   const std::int64_t most_tiles = (shape.grid.k_block + shape.tile_keys - 2) / shape.tile_keys + 1;
   return std::min(max_blocks * most_tiles, most_records(shape, kMostTimes));
 }
@@ -136,7 +136,7 @@ BlockKeyShape list_shape(const BackwardArgs& args, const BlockMask& mask,
   return shape;
 }
 
-/// Which rows are seen, by the mask's head `part` and those behind.
+/// Sets which rows somebody sees, from the mask's head `part` on.
 void set_seen(BackwardState& state, const BlockBackwardCall& call, void* workspace,
               std::int64_t part) {
   if (!call.shape.marks_seen) return;
@@ -147,12 +147,12 @@ void set_seen(BackwardState& state, const BlockBackwardCall& call, void* workspa
                           part * num_seen_words(grid.rows_k);
 }
 
-/// One run for each head of the mask.
+/// Enqueues a run for each head of the mask.
 void enqueue_parts(const BackwardArgs& args, const BlockBackwardCall& call, void* workspace,
                    cudaStream_t stream) {
   const BlockKeyShape& shape = call.shape;
   const std::int32_t num_parts = shape.grid.mask_heads;
-  // Every sum may be added to: any number but 0 says so.
+  // Any number of components but 0 says that a sum has additions.
   auto* components = part_at<std::int32_t>(workspace, call.components);
   const auto num_q_tiles = static_cast<std::size_t>(call.state.list.num_q_tiles());
   cuda_check(cudaMemsetAsync(components, 1, num_q_tiles * sizeof(std::int32_t), stream),
@@ -171,7 +171,7 @@ void enqueue_parts(const BackwardArgs& args, const BlockBackwardCall& call, void
   }
 }
 
-/// One run for all heads, whose dq is made by a kernel of its own.
+/// Enqueues one run for all heads, and another kernel for dq.
 void enqueue_apart(const BackwardArgs& args, const BlockBackwardCall& call,
                    const BlockListSource& source, void* workspace, cudaStream_t stream) {
   const BlockKeyShape& shape = call.shape;

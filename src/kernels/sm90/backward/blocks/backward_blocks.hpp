@@ -10,17 +10,17 @@
 
 namespace magi::sm90 {
 
-/// A backward under a mask of blocks. Where blocks of keys are no multiples of a k tile, one run
-/// makes dK and dV over lists of keys, and dQ over lists of queries. Elsewhere there is a run for
-/// each head of the mask, over the kv heads that it is for, each with the same memory.
+/// A backward under a mask of blocks. If blocks of keys are no multiples of a k tile, one run
+/// computes dK and dV over lists of keys, and dQ over lists of queries. Otherwise there is a run
+/// for each head of the mask and its kv heads, all in the same memory.
 struct BlockBackwardCall {
   BlockKeyShape shape;
   BlockKeyLayout layout;          ///< of the lists, which begin the workspace
-  std::optional<BlockDqCall> dq;  ///< how dq is made apart
-  std::size_t dq_lists = 0;       ///< after them the lists for that
-  std::size_t components = 0;     ///< or int32[q tiles] for the converting kernel
-  std::size_t run = 0;            ///< after those the memory of a run
-  BackwardState state;            ///< of a run, without its lists
+  std::optional<BlockDqCall> dq;  ///< set if another kernel computes dq
+  std::size_t dq_lists = 0;       ///< begin of its lists in the workspace
+  std::size_t components = 0;     ///< or begin of int32[q tiles] for dq_convert_kernel
+  std::size_t run = 0;            ///< begin of a run's memory
+  BackwardState state;            ///< state of a run, without its lists
   std::int64_t workspace_bytes = 0;
 };
 

@@ -11,7 +11,7 @@
 namespace magi::sm90 {
 namespace {
 
-/// The forward's arguments for the same inputs: what walks are made of.
+/// Returns the forward's arguments for the same inputs, from which walks are made.
 ForwardArgs inputs_of(const BackwardArgs& args) {
   ForwardArgs inputs;
   inputs.q = args.q;
@@ -33,13 +33,13 @@ BlockDqCall block_dq_call(const BackwardArgs& args, const BlockMask& mask, std::
   BlockDqCall call{.instance = &block_dq_instance(args.q.dtype, rows), .sm_margin = sm_margin};
   const TileShape tiles{.rows = rows, .keys = call.instance->config.keys, .trimmed_keys = 0};
   call.walk = block_walk(inputs, mask, tiles, 0);
-  call.walk.shape.max_runs = 0;  // only the forward has room for so many
+  call.walk.shape.max_runs = 0;  // the bound holds for the forward's memory only
   return call;
 }
 
 void build_dq_lists(const BlockDqCall& call, BlockListSource source, void* workspace,
                     cudaStream_t stream) {
-  source.keeps_word = true;  // it may be that of the forward
+  source.keeps_word = true;  // it may be the forward's word
   build_block_lists(call.walk.shape, call.walk.layout, source, workspace, stream);
 }
 

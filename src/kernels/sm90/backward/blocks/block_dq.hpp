@@ -7,7 +7,7 @@
 
 namespace magi::sm90 {
 
-/// The way dq is made under a mask of blocks, where the main kernel makes none.
+/// The computation of dq under a mask of blocks, if the main kernel makes none.
 struct BlockDqCall {
   const BlockDqInstance* instance = nullptr;
   BlockWalk walk;
@@ -17,15 +17,15 @@ struct BlockDqCall {
 /// Whether q tiles can walk the mask.
 bool can_walk(const BackwardArgs& args, const BlockMask& mask);
 
-/// Whether they can walk a mask: for, head dims up to 128 and no softcap.
+/// Returns the call, if can_walk: for head dims up to 128 and no softcap.
 BlockDqCall block_dq_call(const BackwardArgs& args, const BlockMask& mask, std::int32_t sm_margin);
 
 /// Enqueues the making of the lists, into `workspace` (walk.layout.size_bytes).
 void build_dq_lists(const BlockDqCall& call, BlockListSource source, void* workspace,
                     cudaStream_t stream);
 
-/// Enqueues the kernel, after the main one of the same run. It begins beside the end of that one,
-/// which has waited for the lists and for `rows`.
+/// Enqueues the kernel, after the main one of the same run. It starts while that one ends, which
+/// has waited for the lists and for `rows`.
 void enqueue_block_dq(const BackwardArgs& args, const BlockDqCall& call, const PreparedRows& rows,
                       void* workspace, cudaStream_t stream);
 

@@ -45,7 +45,7 @@ class BlockDqConsumer {
     message_.advance();
     wait_message();
   }
-  /// Made anew at each use: the sums leave few registers.
+  /// Computed at each use, because the sums leave few registers.
   __device__ __forceinline__ static tile::FragmentPlace place() {
     return tile::FragmentPlace(ptx::thread_index() % 128);
   }
@@ -82,7 +82,7 @@ class BlockDqConsumer {
       next_message();
     }
     ptx::wgmma_wait<0>();
-    // NOTE: products read these registers until now, which ptxas before 13.3 may not know.
+    // NOTE: products have read these registers until here; ptxas before 13.3 may not know that.
     ptx::pin(packed_);
     ptx::pin(dout_);
     ptx::pin(dq_);
@@ -90,8 +90,8 @@ class BlockDqConsumer {
     arrive_warp(shared_.q_rings[0].empty.at(q_place_));
   }
 
-  /// Reads what P and dP of the thread's two rows begin with. Past the caches that other kernels'
-  /// writes do not reach: this one may have begun beside them.
+  /// Reads lse_log2 and delta of the thread's two rows, past the L1 cache: this kernel may have
+  /// started while the one that writes them was running.
   __device__ __forceinline__ void load_vectors() {
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
@@ -105,7 +105,7 @@ class BlockDqConsumer {
     }
   }
 
-  /// Takes the rows of Q or dO that come next.
+  /// Loads the next rows of Q or dO from the ring to registers.
   __device__ __forceinline__ void take_rows(Rows& rows) {
     auto& ring = shared_.q_rings[0];
     ring.wait_full(queries_);
@@ -142,7 +142,7 @@ class BlockDqConsumer {
                                                        tile::KMajor<kC.keys>(tile_at(tiles_)));
   }
 
-  /// Issues a product of the item's rows with a tile's, on top of a value for each row.
+  /// Issues a product of the item's rows with a tile's; accumulators begin at a value per row.
   __device__ __forceinline__ void issue(const Rows& rows, const float (&begin)[2],
                                         RingPlace<kC.kv_stages> tile, Scores& scores) {
     shared_.kv_ring.wait_full(tile);
@@ -154,7 +154,7 @@ class BlockDqConsumer {
                                                             tile::KMajor<kC.keys>(tile_at(tile)));
   }
 
-  /// One tile of keys. dQ of the tile before it may still be under way.
+  /// One tile of keys. dQ of the tile before it may still be in flight.
   ///
   /// | issue  | awaits | in flight | then                                                      |
   /// |--------|--------|-----------|-----------------------------------------------------------|

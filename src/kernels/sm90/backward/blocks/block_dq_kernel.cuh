@@ -8,9 +8,10 @@
 #include "kernels/sm90/backward/blocks/block_dq_loader.cuh"
 #include "kernels/sm90/launch.cuh"
 
-// dQ = scale * dS K under a mask of blocks, for one q tile and head group per item, as a forward
-// walks them: its scheduler, lists and gathered tiles of keys. S, P, dP and dS are made anew, so
-// that nobody adds to a sum that others add to. The main kernel then makes dK and dV alone.
+// This kernel computes dQ = scale * dS K under a mask of blocks. An item is a q tile and head
+// group, walked as in a forward, with its scheduler, lists and gathered tiles of keys. It
+// recomputes S, P, dP and dS, so that each sum of dQ has one writer. The main kernel computes dK
+// and dV.
 namespace magi::sm90 {
 
 template <DType kType, int kRows>
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     ptx::lower_registers<kC.producer_registers()>();
     if (threadIdx.x == 0) {
       BlockDqLoader<kC>(shared, params).run();
-      // What comes next waits for this kernel alone.
+      // The next kernel waits for this one only.
       ptx::await_kernels_before();
     }
     if (threadIdx.x == 32) BlockScheduler<kC>(shared, params.walk).run();

@@ -6,8 +6,7 @@
 
 namespace magi::sm90 {
 
-/// The one thread that loads: an item's Q and dO, by turns through the ring of Q, and K and V of
-/// each tile.
+/// The one thread that loads an item's Q and dO, both through the ring of Q, and K and V of tiles.
 template <ForwardConfig kC>
 class BlockDqLoader {
   static_assert(kC.q_stages >= 2 && kC.dim_qk == kC.dim_v);

@@ -8,8 +8,8 @@
 
 namespace magi::sm90 {
 
-/// Arguments of a launch that makes dq under a mask of blocks. `walk` is that of a forward over the
-/// same lists, without outputs.
+/// Arguments of a launch that computes dq under a mask of blocks. `walk` has those of a forward
+/// over the same lists, without outputs.
 struct BlockDqParams {
   BlockForwardParams walk;
   CUtensorMap dout;  ///< like q
@@ -23,7 +23,8 @@ struct BlockDqParams {
 
 struct BlockDqInstance {
   ForwardConfig config;
-  /// Runs beside the end of the kernel before it, which has waited for all that this one reads.
+  /// Enqueues a launch that starts while the kernel before it, which has waited for its inputs,
+  /// ends.
   void (*launch)(const BlockDqParams& params, int num_ctas, cudaStream_t stream) = nullptr;
 };
 
