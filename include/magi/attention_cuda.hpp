@@ -8,11 +8,11 @@
 
 #include "magi/attention.hpp"
 
-// Attention on GPUs of compute capability 9.0 (H100, H200). Inputs are bfloat16 or float16, head
-// dims multiples of 8 up to 256. The last dimension of q, k, v, out and their gradients is
-// contiguous, their other strides are multiples of 16 bytes; other tensors are refused. Queries
-// that see no key and keys that no query sees may hold anything, in q, k, v and dout, and have
-// gradients of 0. What a NaN reaches in rows that are seen: docs/reliability.md.
+// Attention on GPUs of compute capability 8.0 and later, best 9.0 (H100, H200). Inputs are bfloat16
+// or float16, head dims multiples of 8 up to 256. The last dimension of q, k, v, out and their
+// gradients is contiguous, their other strides are multiples of 16 bytes; other tensors are
+// refused. Queries that see no key and keys that no query sees may hold anything, in q, k, v and
+// dout, and have gradients of 0. What a NaN reaches in rows that are seen: docs/reliability.md.
 namespace magi {
 
 class PreparedForward;
@@ -73,6 +73,7 @@ struct DeviceListTuning {
   /// Records (one per q tile and slice that it sees) that the workspace has room for; 0: by rows
   /// and number of slices. Tiles whose records do not fit search the slices instead, which is slow.
   std::int64_t record_capacity = 0;
+  std::string backend = {};  ///< "sm90" or "mma"; empty: the first that serves the device
 };
 
 /// Device memory of the caller, aligned to 256 bytes; its contents need not survive between calls,
@@ -173,6 +174,7 @@ struct DeviceBackwardTuning {
   /// Records (one per k tile and slice that sees it) that the workspace has room for; 0: by rows
   /// and number of slices. Where they do not fit the gradients become NaN.
   std::int64_t record_capacity = 0;
+  std::string backend = {};  ///< see DeviceListTuning
 };
 
 /// Bytes that a call with `num_slices` slices needs. args.slices is not read, data may be null.

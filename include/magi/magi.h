@@ -392,9 +392,9 @@ enum { MAGI_SPAN_PASS = 0, MAGI_SPAN_STEP = 1, MAGI_SPAN_AWAIT = 2 };
 MAGI_API magi_status magi_attention_stop_trace(magi_attention* attention, magi_buffer** spans);
 
 /* One device, no plan: the mask's rows are those of q and k. Tensors in host memory, or all on one
- * GPU of compute capability 9.0: bfloat16 or float16 q, k, v, head dims multiples of 8 up to 256,
- * last dims contiguous, other strides multiples of 16 bytes; keys and values finite inside the key
- * range of every slice and in the 255 rows before it.
+ * GPU of compute capability 8.0 or later: bfloat16 or float16 q, k, v, head dims multiples of 8 up
+ * to 256, last dims contiguous, other strides multiples of 16 bytes; keys and values finite inside
+ * the key range of every slice and in the 255 rows before it.
  *
  * On a GPU the call only enqueues. The mask handle keeps the schedules of the last 256
  * combinations of shapes, types, device, sm_margin, is_fast_backward and backend; the first call

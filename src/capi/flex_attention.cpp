@@ -71,7 +71,8 @@ struct Ranges {
     return {.sm_margin = tuning.forward.sm_margin,
             .packed_heads = tuning.forward.packed_heads,
             .is_deterministic = !is_fast_backward,
-            .record_capacity = tuning.record_capacity};
+            .record_capacity = tuning.record_capacity,
+            .backend = tuning.backend};
   }
 };
 
@@ -82,7 +83,8 @@ Ranges read_ranges(const magi_flex_ranges* ranges, const magi_attention_inputs* 
                      .k_ranges = read_tensor(given.k_ranges, "k_ranges"),
                      .types = read_optional_tensor(given.types, "types")},
           .tuning = {.forward = {.sm_margin = call.sm_margin, .packed_heads = given.packed_heads},
-                     .record_capacity = given.record_capacity},
+                     .record_capacity = given.record_capacity,
+                     .backend = read_name(call.backend)},
           .is_fast_backward = call.is_fast_backward != 0};
 }
 

@@ -5,6 +5,7 @@
 #include "capi/abi_tensor.hpp"
 #include "capi/owned_handles.hpp"
 #include "cuda/stream.hpp"
+#include "kernels/attention/backend.hpp"
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/gate.hpp"
 #include "support/gpu/gpu_test.hpp"
@@ -48,11 +49,13 @@ Mask document_mask(std::int32_t rows) {
   return mask;
 }
 
-std::vector<std::uint8_t> expected_bits(const CallTensors& tensors, const Mask& mask) {
+std::vector<std::uint8_t> expected_bits(const CallTensors& tensors, const Mask& mask,
+                                        const std::string& backend = {},
+                                        const ForwardTuning& tuning = {}) {
   ForwardArgs args = tensors.args();
   args.slices = mask.slices;
   tensors.poison_sync();
-  attention_forward_cuda(args, ForwardWork(args), nullptr);
+  find_backend(backend, args.q.device)->prepare_forward(args, tuning)->run(args, {}, nullptr);
   return tensors.results_sync();
 }
 
@@ -191,29 +194,35 @@ TEST_F(CapiForwardTest, RangesOnTheDeviceGiveTheSameBitsAndAReport) {
   TypedRanges ranges = random_ranges(random, kRows, kRows, 30);
   ranges.types[11] = -5;
   const CallTensors tensors(kRows, kRows, 8, 2, 128);
-  const auto expected = expected_bits(tensors, {kRows, kRows, ranges.bands(kRows, kRows)});
   const DeviceRanges device(ranges);
   const AbiRanges given(device);
-  const AbiCall abi(tensors);
-  size_t bytes = 0;
-  ASSERT_EQ(magi_flex_ranges_workspace_bytes(&given.ranges, &abi.inputs, &bytes), MAGI_OK);
-  const DeviceBuffer memory(bytes);
-  const magi_workspace workspace{
-      .struct_size = sizeof(workspace), .data = memory.data(), .size_bytes = bytes};
-  tensors.poison_sync();
-  const Graph graph = captured([&](cudaStream_t stream) {
-    ASSERT_EQ(magi_flex_ranges_forward(&given.ranges, &abi.inputs, &abi.result, &workspace, stream),
-              MAGI_OK)
-        << magi_last_error_message();
-  });
-  graph.launch(nullptr);
-  ASSERT_EQ(tensors.results_sync(), expected);
-  magi_flex_ranges_report report{.struct_size = sizeof(report)};
-  ASSERT_EQ(magi_flex_ranges_report_sync(&workspace, &report, nullptr), MAGI_OK);
-  EXPECT_EQ(report.bad_slice, 11);
-  EXPECT_STREQ(report.bad_field, "types");
-  EXPECT_GT(report.num_records, 0);
-  EXPECT_EQ(report.is_overflowing, 0);
+  AbiCall abi(tensors);
+  for (const char* backend : {"", "mma"}) {
+    SCOPED_TRACE(backend);
+    abi.inputs.backend = backend;
+    const Mask mask{kRows, kRows, ranges.bands(kRows, kRows)};
+    const auto expected = expected_bits(tensors, mask, backend, {.packed_heads = 4});
+    size_t bytes = 0;
+    ASSERT_EQ(magi_flex_ranges_workspace_bytes(&given.ranges, &abi.inputs, &bytes), MAGI_OK);
+    const DeviceBuffer memory(bytes);
+    const magi_workspace workspace{
+        .struct_size = sizeof(workspace), .data = memory.data(), .size_bytes = bytes};
+    tensors.poison_sync();
+    const Graph graph = captured([&](cudaStream_t stream) {
+      ASSERT_EQ(
+          magi_flex_ranges_forward(&given.ranges, &abi.inputs, &abi.result, &workspace, stream),
+          MAGI_OK)
+          << magi_last_error_message();
+    });
+    graph.launch(nullptr);
+    ASSERT_EQ(tensors.results_sync(), expected);
+    magi_flex_ranges_report report{.struct_size = sizeof(report)};
+    ASSERT_EQ(magi_flex_ranges_report_sync(&workspace, &report, nullptr), MAGI_OK);
+    EXPECT_EQ(report.bad_slice, 11);
+    EXPECT_STREQ(report.bad_field, "types");
+    EXPECT_GT(report.num_records, 0);
+    EXPECT_EQ(report.is_overflowing, 0);
+  }
 }
 
 TEST_F(CapiForwardTest, NamesATensorOnTheHost) {

@@ -49,6 +49,11 @@ def gpu_ranks():
     started.stop()
 
 
+@pytest.fixture(params=["ffa", "mma"])
+def family(request, monkeypatch):
+    monkeypatch.setenv("MAGI_ATTENTION_KERNEL_BACKEND", request.param)
+
+
 @pytest.fixture
 def group(request):
     name, size = request.param

@@ -16,6 +16,7 @@ NEEDS_GPU = pytest.mark.skipif(
 )
 ROWS = 300
 PLACES = pytest.mark.parametrize("place", ["host", "device"])
+FAMILIES = pytest.mark.usefixtures("family")  # of the library's own kernels
 
 
 def inputs(rows_q=ROWS, rows_k=ROWS, heads=(8, 2), dim=64, dtype=torch.bfloat16, seed=0):

@@ -66,7 +66,7 @@ def stand_in(monkeypatch):
         return mask_of(q.shape[0], k.shape[0], *mask).calls.find(q, k, v, sink, call._options)
 
     def forward_under(call, q, k, v, sink, mask, is_checked):
-        names.append("forward")
+        names.append("forward" if call._runner.backend is None else call._runner.backend.value)
         return call_of(call, q, k, v, sink, mask).forward(q, k, v, sink)
 
     def backward_under(call, dout, dlse, q, k, v, out, lse, sink, mask, is_checked):
@@ -79,8 +79,8 @@ def stand_in(monkeypatch):
     return names
 
 
-def invoke(leaves, ranges, types=None):
-    invocation = RangesInvocation(*leaves, None, (ranges, ranges, types), Options())
+def invoke(leaves, ranges, types=None, backend=None):
+    invocation = RangesInvocation(*leaves, None, (ranges, ranges, types), Options(), backend)
     return run(*leaves, None, invocation, None)
 
 
@@ -88,15 +88,16 @@ def leaves_of(rows):
     return [torch.randn(rows, heads, 8, requires_grad=True) for heads in (4, 2, 2)]
 
 
-def test_a_call_under_ranges_has_gradients(stand_in):
+@pytest.mark.parametrize("backend", [None, "mma"])
+def test_a_call_under_ranges_has_gradients(stand_in, backend):
     leaves = leaves_of(8)
     ranges = torch.tensor([[0, 6]], dtype=torch.int32)
-    results = invoke(leaves, ranges), flex_flash_attn_func(*leaves, ranges, ranges)
+    results = invoke(leaves, ranges, backend=backend), flex_flash_attn_func(*leaves, ranges, ranges)
     for (out, meta), (wanted, wanted_meta) in (results, results[::-1]):
         assert torch.equal(out, wanted) and torch.equal(meta.lse, wanted_meta.lse)
     found, expected = (torch.autograd.grad(out.sum(), leaves) for out, _ in results)
     assert all(torch.equal(f, e) for f, e in zip(found, expected))
-    assert stand_in == ["forward", "backward"]
+    assert stand_in == [b"mma" if backend else "forward", "backward"]
 
 
 def test_a_call_in_inference_mode(stand_in):

@@ -8,6 +8,7 @@ import dense
 from magi_attention import api
 from magi_attention.api import flex_flash_attn_func
 from on_gpu import (
+    FAMILIES,
     NEEDS_GPU,
     PLACES,
     ROWS,
@@ -23,6 +24,7 @@ pytestmark = NEEDS_GPU
 
 
 @PLACES
+@FAMILIES
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", sorted(dense.masks(ROWS)))
 def test_forward(name, dtype, place):
@@ -37,6 +39,7 @@ def test_forward(name, dtype, place):
 
 
 @PLACES
+@FAMILIES
 @pytest.mark.parametrize("layout", ["sh", "ssh"])
 @pytest.mark.parametrize("softcap, scale", [(0.0, None), (5.0, 0.2)])
 def test_options(layout, softcap, scale, place):
@@ -53,6 +56,7 @@ def test_options(layout, softcap, scale, place):
 
 
 @PLACES
+@FAMILIES
 def test_current_stream_and_no_hidden_waits(place):
     mask = dense.masks(ROWS)["varlen_causal"]
     q, k, v = (t.detach() for t in inputs())
@@ -70,6 +74,7 @@ def test_current_stream_and_no_hidden_waits(place):
     assert torch.equal(out, wanted)
 
 
+@FAMILIES
 def test_graphs_follow_ranges_on_the_device():
     q, k, v = (t.detach() for t in inputs())
     ranges = torch.tensor([[0, ROWS]], dtype=torch.int32, device="cuda")
@@ -84,6 +89,7 @@ def test_graphs_follow_ranges_on_the_device():
         check_close(out, dense.attention(*as_float64(q, k, v), mask)[0])
 
 
+@FAMILIES
 def test_sanity_check_of_ranges_on_the_device(monkeypatch):
     q, k, v = inputs()
     bad = torch.tensor([[0, ROWS + 1]], dtype=torch.int32, device="cuda")

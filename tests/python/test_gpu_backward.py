@@ -11,6 +11,7 @@ import torch
 import dense
 from magi_attention.api import flex_flash_attn_func
 from on_gpu import (
+    FAMILIES,
     NEEDS_GPU,
     PLACES,
     ROWS,
@@ -38,6 +39,7 @@ def attend_and_go_back(leaves, ranges, upstream, **options):
 
 
 @PLACES
+@FAMILIES
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", sorted(dense.masks(ROWS)))
 def test_masks(name, dtype, place):
@@ -54,6 +56,7 @@ def test_masks(name, dtype, place):
 
 
 @PLACES
+@FAMILIES
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_rows_that_no_slice_covers_may_be_nan(dim, deterministic, place):
@@ -81,6 +84,7 @@ def test_rows_that_no_slice_covers_may_be_nan(dim, deterministic, place):
 
 
 @PLACES
+@FAMILIES
 @pytest.mark.parametrize("layout", ["sh", "ssh"])
 @pytest.mark.parametrize("softcap, scale", [(0.0, None), (5.0, 0.2)])
 def test_sinks_and_options(layout, softcap, scale, place):
@@ -153,6 +157,7 @@ def test_gradient_of_lse_alone():
 
 
 @PLACES
+@FAMILIES
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_repeated_calls(deterministic, place):
     """The same bits where they are asked for; dk and dv have them anyway."""
@@ -171,6 +176,7 @@ def test_repeated_calls(deterministic, place):
 
 
 @PLACES
+@FAMILIES
 def test_current_stream_and_no_hidden_waits(place):
     ranges = ranges_on(dense.masks(ROWS)["varlen_causal"], place)
     leaves = inputs()
@@ -270,6 +276,7 @@ def overlapping(draw: random.Random, count: int) -> dense.Mask:
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
+@FAMILIES
 def test_graphs_follow_ranges_on_the_device(is_deterministic):
     """Forward and backward in one graph, replayed under 64 masks, each checked against float64."""
     draw, count = random.Random(7), 6
@@ -296,6 +303,7 @@ def test_graphs_follow_ranges_on_the_device(is_deterministic):
             check_close(found, reference, factor=FACTOR)
 
 
+@FAMILIES
 def test_backward_under_ranges_on_the_device_waits_for_nothing():
     leaves = inputs()
     upstream = torch.randn(ROWS, 8, 64, device="cuda", dtype=torch.bfloat16)
@@ -305,6 +313,7 @@ def test_backward_under_ranges_on_the_device_waits_for_nothing():
         attend_and_go_back(leaves, ranges, upstream)
 
 
+@FAMILIES
 def test_ranges_changed_between_forward_and_backward():
     leaves = inputs()
     ranges = torch.tensor([[0, ROWS]], dtype=torch.int32, device="cuda")

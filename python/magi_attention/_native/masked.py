@@ -53,13 +53,15 @@ class Functions(NamedTuple):
 
 class MaskedCall(Call):
     """A Call for masks of one form, structs of the library that have an address. kind, beside such
-    a mask: what the sizes of workspaces depend on besides the tensors.
+    a mask: what the sizes of workspaces depend on besides the tensors. backend: that of Runner.
     """
 
     functions: ClassVar[Functions]
 
-    def __init__(self, q, k, v, sink, options: Options) -> None:
-        super().__init__(Runner(0, 0, 0, None), q, k, v, sink, options)
+    def __init__(
+        self, q, k, v, sink, options: Options, backend: ctypes.Array | None = None
+    ) -> None:
+        super().__init__(Runner(0, 0, 0, None, backend=backend), q, k, v, sink, options)
         self._num_bytes_of: dict[tuple, int] = {}
 
     def _workspace(self, q, mask, kind: Any, ask, function: int) -> Workspace:
@@ -128,7 +130,7 @@ class RangesCall(MaskedCall):
     functions = Functions.of("magi_flex_ranges")
 
     def _other(self, q, k, v, sink) -> RangesCall:
-        return RangesCall(q, k, v, sink, self._options)
+        return RangesCall(q, k, v, sink, self._options, self._runner.backend)
 
     def forward_under(self, q, k, v, sink, mask: tuple, is_checked: bool):
         """forward under mask: int32 q_ranges, k_ranges, types or None, without gaps. Range ends
@@ -162,8 +164,8 @@ class RangesCall(MaskedCall):
             )
         if is_backward and report.is_overflowing:
             raise ValueError(
-                f"q_ranges and k_ranges have {report.num_records} pairs of a slice and 128 keys; "
-                "allowed in backward: up to a million, or four for each slice and 128 keys"
+                f"q_ranges and k_ranges have {report.num_records} pairs of a slice and a tile of "
+                "keys; allowed in backward: up to a million, or four for each slice and each tile"
             )
 
 

@@ -13,6 +13,7 @@ import torch
 from magi_attention._native.attention import Call, Options, accumulator_dtype, is_latent
 from magi_attention._native.lists import KeyLists, listed_call
 from magi_attention._native.tensors import as_plain, refuse_tangent
+from magi_attention.backends._registry import MMA
 from magi_attention.backends._table import ensure
 from magi_attention.common._arguments import check_int, trying
 from magi_attention.common._derivatives import refuse_second_derivative
@@ -100,9 +101,9 @@ def flex_call(
     """Returns the call of forward and backward under q_ranges, k_ranges and types (or None)."""
     if not mask[0].is_cuda:
         return mask_of(q.shape[0], k.shape[0], *mask, backend).calls.find(q, k, v, sink, options)
-    if backend is not None:
+    if backend not in (None, MMA):
         return host_call(q, k, v, sink, mask, options, backend)
-    return RangesInvocation(q, k, v, sink, mask, options)
+    return RangesInvocation(q, k, v, sink, mask, options, backend)
 
 
 def knows_symbols() -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from magi_attention._native.backend import registration_of
 from magi_attention._native.handles import MaskHandle
 from magi_attention._native.masked import RangesCall
 from magi_attention._native.tensors import dense_memory_of
+from magi_attention.backends._registry import MMA
 from magi_attention.common._arguments import naming, trying
 from magi_attention.common._lru import LruCache
 from magi_attention.env.general import is_sanity_check_enable
@@ -43,8 +45,12 @@ _masks = LruCache(_MASKS_KEPT)  # by the backend, the rows and the contents of t
 def runner_under(handle: MaskHandle, backend: str | None = None) -> native.Runner:
     """Attention on one device under this mask, by the library's own backend or another."""
     functions = native.flex_forward, native.flex_backward
-    name = None if backend is None else ctypes.create_string_buffer(backend.encode())
+    name = _c_string(backend)
     return native.Runner(*functions, handle.address, handle, native.flex_backward_bytes, name)
+
+
+def _c_string(name: str | None) -> ctypes.Array | None:
+    return None if name is None else ctypes.create_string_buffer(name.encode())
 
 
 def _content(name: str, tensor: torch.Tensor) -> bytes:
@@ -76,23 +82,26 @@ def mask_of(
 
 
 _COPIES_KEPT = 64  # as many as masks are kept, which is what the copies are for
-_calls = CallCache(RangesCall)
+_calls = {name: CallCache(partial(RangesCall, backend=_c_string(name))) for name in (None, MMA)}
 # Copies in host memory, which other backends need: by identity, valid while the tensors live
 # unchanged.
 _copies = LruCache(_COPIES_KEPT)
 
 
 class RangesInvocation:
-    """One call of attention under q_ranges, k_ranges and types in device memory. Nothing waits
-    unless MAGI_ATTENTION_SANITY_CHECK is 1: a graph may hold forward and backward, and follows the
-    values that the tensors have when it is replayed.
+    """One call of attention under q_ranges, k_ranges and types in device memory, by the library's
+    own kernels (backend None or MMA). Nothing waits unless MAGI_ATTENTION_SANITY_CHECK is 1: a
+    graph may hold forward and backward, and follows the values that the tensors have when it is
+    replayed.
     """
 
-    def __init__(self, q, k, v, sink, mask: tuple, options: Options) -> None:
+    def __init__(
+        self, q, k, v, sink, mask: tuple, options: Options, backend: str | None = None
+    ) -> None:
         self._mask = tuple(None if tensor is None else tensor.contiguous() for tensor in mask)
         self._given, self._versions = mask, _versions(mask)
         self.with_max_logits = options.with_max_logits
-        self._call: RangesCall = _calls.find(q, k, v, sink, options)
+        self._call: RangesCall = _calls[backend].find(q, k, v, sink, options)
 
     def forward(self, q, k, v, sink):
         """Does what Call.forward does."""

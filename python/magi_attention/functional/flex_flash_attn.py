@@ -43,7 +43,6 @@ from magi_attention.functional.kernel_backend import (
     backend_of_environment,
     check_repeatable,
     fa4_takes,
-    own_on,
 )
 
 # Arguments of older releases, without effect.
@@ -212,7 +211,6 @@ def _attend(
     sink, sink_layout, softmax_scale, softcap, return_max_logits = options
     sm_margin, deterministic, backend = tuning
     q, k, v = check_qkv(*qkv, backend)
-    backend = own_on(q.device) if backend is None else backend
     check_sm_margin(sm_margin, backend)
     if deterministic:
         check_repeatable(backend, "deterministic is True")

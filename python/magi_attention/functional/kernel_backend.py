@@ -14,7 +14,6 @@ from magi_attention.common._arguments import check_kind
 from magi_attention.env import general
 
 FA4 = _fa4.NAME
-_HOPPER = (9, 0)
 _VARIABLES = tuple(PREFIX + name for name in ("KERNEL_BACKEND", "SDPA_BACKEND", "FA4_BACKEND"))
 
 
@@ -44,18 +43,6 @@ def chosen_backend(backend: str | None) -> str | None:
         return backend_of_environment()
     check_kind("backend", backend, str, "a str, or None")
     return _table.chosen_by(backend)
-
-
-def own_on(device: torch.device) -> str | None:
-    """The name of the library's own kernels for a device, None on Hopper. Calls with a name read
-    masks to host memory.
-    """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) == _HOPPER:
-        return None
-    return _table.MMA
-
-
-own_on._dynamo_marked_constant = True
 
 
 def check_repeatable(name: str | None, told: str) -> None:

@@ -6,12 +6,12 @@
 
 #include "base/check.hpp"
 #include "cuda/device.hpp"
-#include "kernels/attention/built_in.hpp"
 #include "kernels/attention/checks.hpp"
+#include "kernels/attention/kernel_family.hpp"
 #include "kernels/sm90/backward/backward.hpp"
 #include "kernels/sm90/forward/forward.hpp"
 
-// Calls whose slices are in device memory. One architecture makes lists there so far.
+// Calls whose slices are in device memory.
 namespace magi {
 namespace {
 
@@ -54,19 +54,17 @@ SliceArrays check_slices(const DeviceSlices& slices, std::int32_t device) {
 }
 
 /// Throws InvalidArgument naming what the kernels do not take.
-sm90::DeviceListCall make_call(const ForwardArgs& args, std::int64_t num_slices,
-                               const DeviceListTuning& tuning) {
-  if (!sm90_backend()->serves(args.q.device)) refuse_device(args.q.device);
-  check_problem(sm90_backend()->limits(), args);
-  return sm90::device_list_call(args, num_slices, tuning);
+sm90::DeviceListCall make_call(const KernelFamily& family, const ForwardArgs& args,
+                               std::int64_t num_slices, const DeviceListTuning& tuning) {
+  check_problem(family.limits, args);
+  return sm90::device_list_call(family.forward, family.has_clusters, args, num_slices, tuning);
 }
 
-sm90::DeviceBackwardCall make_call(const BackwardArgs& args, std::int64_t num_slices,
-                                   const DeviceBackwardTuning& tuning) {
-  if (!sm90_backend()->serves(args.q.device)) refuse_device(args.q.device);
-  check_problem(sm90_backend()->limits(), args);
+sm90::DeviceBackwardCall make_call(const KernelFamily& family, const BackwardArgs& args,
+                                   std::int64_t num_slices, const DeviceBackwardTuning& tuning) {
+  check_problem(family.backward_limits, args);
   const DeviceScope scope(args.q.device);
-  return sm90::device_backward_call(args, num_slices, tuning);
+  return sm90::device_backward_call(family.backward, family.has_clusters, args, num_slices, tuning);
 }
 
 template <typename Header>
@@ -93,15 +91,17 @@ std::optional<DeviceListReport::BadSlice> first_bad_of(std::uint64_t word) {
 
 std::int64_t forward_workspace_bytes(const ForwardArgs& args, std::int64_t num_slices,
                                      const DeviceListTuning& tuning) {
-  return make_call(args, num_slices, tuning).workspace_bytes;
+  const KernelFamily& family = kernels_on(tuning.backend, args.q.device);
+  return make_call(family, args, num_slices, tuning).workspace_bytes;
 }
 
 void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
                             const DeviceWorkspace& workspace, const DeviceListTuning& tuning,
                             void* stream) {
-  check_attention(sm90_backend()->limits(), args, args.q.device);
+  const KernelFamily& family = kernels_on(tuning.backend, args.q.device);
+  check_attention(family.limits, args, args.q.device);
   const SliceArrays arrays = check_slices(slices, args.q.device);
-  const sm90::DeviceListCall call = make_call(args, arrays.count, tuning);
+  const sm90::DeviceListCall call = make_call(family, args, arrays.count, tuning);
   check_workspace(workspace, call.workspace_bytes);
   const DeviceScope scope(args.q.device);
   sm90::enqueue_forward(args, call, arrays, workspace.data, static_cast<cudaStream_t>(stream));
@@ -120,15 +120,17 @@ DeviceListReport read_device_list_report_sync(const DeviceWorkspace& workspace, 
 
 std::int64_t backward_workspace_bytes(const BackwardArgs& args, std::int64_t num_slices,
                                       const DeviceBackwardTuning& tuning) {
-  return make_call(args, num_slices, tuning).workspace_bytes;
+  const KernelFamily& family = kernels_on(tuning.backend, args.q.device);
+  return make_call(family, args, num_slices, tuning).workspace_bytes;
 }
 
 void attention_backward_cuda(const BackwardArgs& args, const DeviceSlices& slices,
                              const DeviceWorkspace& workspace, const DeviceBackwardTuning& tuning,
                              void* stream) {
-  check_attention(sm90_backend()->limits(), args, args.q.device);
+  const KernelFamily& family = kernels_on(tuning.backend, args.q.device);
+  check_attention(family.backward_limits, args, args.q.device);
   const SliceArrays arrays = check_slices(slices, args.q.device);
-  const sm90::DeviceBackwardCall call = make_call(args, arrays.count, tuning);
+  const sm90::DeviceBackwardCall call = make_call(family, args, arrays.count, tuning);
   check_workspace(workspace, call.workspace_bytes);
   const DeviceScope scope(args.q.device);
   sm90::enqueue_backward(args, call, arrays, workspace.data, static_cast<cudaStream_t>(stream));

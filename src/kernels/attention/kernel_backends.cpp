@@ -8,6 +8,7 @@
 #include "cuda/device.hpp"
 #include "kernels/attention/built_in.hpp"
 #include "kernels/attention/device_runs.hpp"
+#include "kernels/attention/kernel_family.hpp"
 #include "kernels/mma/launch.hpp"
 #include "kernels/sm90/backward/backward.hpp"
 #include "kernels/sm90/forward/forward.hpp"
@@ -37,14 +38,6 @@ AttentionLimits limits_of(const Instances& instances) {
           .has_max_logits = true,
           .has_dlse = true};
 }
-
-/// The kernels of one kind of GPU and what calls of them may have.
-struct KernelFamily {
-  std::span<const sm90::ForwardInstance> forward;
-  std::span<const sm90::BackwardInstance> backward;
-  AttentionLimits limits;
-  AttentionLimits backward_limits;
-};
 
 class KernelForward final : public DeviceForward {
  public:
@@ -110,8 +103,8 @@ class KernelBackward final : public DeviceBackward {
 };
 
 KernelFamily family_of(std::span<const sm90::ForwardInstance> forward,
-                       std::span<const sm90::BackwardInstance> backward) {
-  return {forward, backward, limits_of(forward), limits_of(backward)};
+                       std::span<const sm90::BackwardInstance> backward, bool has_clusters) {
+  return {forward, backward, limits_of(forward), limits_of(backward), has_clusters};
 }
 
 class KernelBackend : public AttentionBackend {
@@ -121,6 +114,8 @@ class KernelBackend : public AttentionBackend {
 
   const std::string& name() const final { return name_; }
   const AttentionLimits& limits() const final { return family_.limits; }
+  /// The kernels for a device that the backend serves.
+  virtual const KernelFamily& family_on(std::int32_t /*device*/) const { return family_; }
 
   std::shared_ptr<const PreparedForward> prepare_forward(const ForwardArgs& args,
                                                          const ForwardTuning& tuning) const final {
@@ -149,8 +144,6 @@ class KernelBackend : public AttentionBackend {
     const DeviceScope scope(args.q.device);
     return std::make_shared<const KernelBackward>(family, args, tuning, coming);
   }
-  /// The kernels for a device that the backend serves.
-  virtual const KernelFamily& family_on(std::int32_t /*device*/) const { return family_; }
 
  private:
   std::string name_;
@@ -160,7 +153,8 @@ class KernelBackend : public AttentionBackend {
 class Sm90Backend final : public KernelBackend {
  public:
   Sm90Backend()
-      : KernelBackend("sm90", family_of(sm90::forward_instances(), sm90::backward_instances())) {}
+      : KernelBackend("sm90",
+                      family_of(sm90::forward_instances(), sm90::backward_instances(), true)) {}
 
   bool serves(std::int32_t device) const override {
     return is_device(device) && device_info(device).is_hopper();
@@ -192,15 +186,16 @@ class MmaBackend final : public KernelBackend {
   bool serves(std::int32_t device) const override {
     return is_device(device) && device_info(device).major >= 8;
   }
-
- private:
-  static KernelFamily family_with(std::size_t shared_bytes) {
-    return family_of(mma::forward_instances(), mma::backward_instances(shared_bytes));
-  }
   const KernelFamily& family_on(std::int32_t device) const override {
     const auto shared_bytes = static_cast<std::size_t>(device_info(device).shared_bytes);
     if (shared_bytes < mma::kLargeShared) return small_;
     return shared_bytes < mma::kLargestShared ? large_ : KernelBackend::family_on(device);
+  }
+
+ private:
+  /// Lists are made without clusters on every GPU, so that Hopper runs what others do.
+  static KernelFamily family_with(std::size_t shared_bytes) {
+    return family_of(mma::forward_instances(), mma::backward_instances(shared_bytes), false);
   }
 
   KernelFamily large_;
@@ -221,13 +216,23 @@ const std::shared_ptr<const AttentionBackend>& mma_backend() {
   return backend;
 }
 
+const KernelFamily& kernels_on(const std::string& backend, std::int32_t device) {
+  if (device < 0) refuse_device(device);
+  const auto found = find_backend(backend, device);
+  const auto* kernels = dynamic_cast<const KernelBackend*>(found.get());
+  if (kernels == nullptr) {
+    throw invalid("backend", backend, "sm90 or mma, or none, with slices in device memory");
+  }
+  return kernels->family_on(device);
+}
+
 void refuse_device(std::int32_t device) {
   if (device < 0) throw invalid("q.device", device, "a CUDA ordinal");
   if (is_device(device)) {
     throw invalid("q.device", device_name(device),
-                  "GPUs of compute capability 9.0, and with slices in host memory 8.0 and later; "
-                  "try: a backend of another package, in Python "
-                  "MAGI_ATTENTION_KERNEL_BACKEND=flex");
+                  "GPUs of compute capability 9.0, and for slices 8.0 and later; try: a backend of "
+                  "another package, "
+                  "in Python MAGI_ATTENTION_KERNEL_BACKEND=flex");
   }
   throw invalid("q.device", device,
                 "one of the " + std::to_string(device_count()) + " GPUs here, -1 (host memory)");

@@ -125,13 +125,9 @@ void expect_same_bits(const std::vector<std::uint32_t>& device,
   }
 }
 
-void expect_hosts_list(const DeviceBackwardShape& shape, const TypedRanges& ranges) {
-  const std::vector<BandSlice> bands = ranges.bands(shape.problem.rows_q, shape.problem.rows_k);
-  const BackwardList host = build_backward_list(shape.problem, bands, shape.tile,
-                                                {.packed_heads = shape.packed_heads,
-                                                 .is_deterministic = !shape.may_be_unordered,
-                                                 .is_plain = true});
-  const BuiltList device = build_sync(shape, DeviceRanges(ranges).view());
+/// Whether the device's list is the host's but for the places of k tiles, records and runs.
+void expect_same_list(const DeviceBackwardShape& shape, const BuiltList& device,
+                      const BackwardList& host) {
   if (host.is_ordered && std::ssize(host.semaphore_runs) > device.run_capacity) {
     ASSERT_EQ(device.header.outcome.is_overflowing, 1);
     ASSERT_EQ(device.header.outcome.num_items, 0);
@@ -159,6 +155,20 @@ void expect_hosts_list(const DeviceBackwardShape& shape, const TypedRanges& rang
     ASSERT_EQ(device.frame[static_cast<std::size_t>(found.span)].num_splits,
               host.spans[static_cast<std::size_t>(item.span)].num_splits)
         << "item " << i;
+  }
+}
+
+/// With clusters and without.
+void expect_hosts_list(DeviceBackwardShape shape, const TypedRanges& ranges) {
+  const std::vector<BandSlice> bands = ranges.bands(shape.problem.rows_q, shape.problem.rows_k);
+  const BackwardList host = build_backward_list(shape.problem, bands, shape.tile,
+                                                {.packed_heads = shape.packed_heads,
+                                                 .is_deterministic = !shape.may_be_unordered,
+                                                 .is_plain = true});
+  for (const bool has_clusters : {true, false}) {
+    SCOPED_TRACE(has_clusters ? "clusters" : "no clusters");
+    shape.has_clusters = has_clusters;
+    expect_same_list(shape, build_sync(shape, DeviceRanges(ranges).view()), host);
   }
 }
 

@@ -53,18 +53,23 @@ BuiltList build_sync(DeviceListShape shape, const DeviceSlices& slices) {
   return list;
 }
 
-void expect_hosts_list(const DeviceListShape& shape, const TypedRanges& ranges) {
+/// Whether the device makes the host's list, with clusters and without.
+void expect_hosts_list(DeviceListShape shape, const TypedRanges& ranges) {
   const std::vector<BandSlice> bands = ranges.bands(shape.problem.rows_q, shape.problem.rows_k);
-  const BuiltList device = build_sync(shape, DeviceRanges(ranges).view());
   ForwardList host = build_forward_list(shape.problem, bands, shape.tile, shape.packed_heads);
-  ASSERT_EQ(device.header.outcome.packed_heads, host.packed_heads);
   split_long_tiles(host, shape.split);
-  ASSERT_EQ(device.header.outcome.num_slots, host.num_slots());
-  ASSERT_EQ(device.header.num_records, host.records.size());
-  ASSERT_EQ(device.header.is_overflowing, 0);
-  ASSERT_EQ(device.works, host.tiles);
-  ASSERT_EQ(device.split_tiles, host.split_tiles);
-  ASSERT_EQ(device.records, host.records);
+  for (const bool has_clusters : {true, false}) {
+    SCOPED_TRACE(has_clusters ? "clusters" : "no clusters");
+    shape.has_clusters = has_clusters;
+    const BuiltList device = build_sync(shape, DeviceRanges(ranges).view());
+    ASSERT_EQ(device.header.outcome.packed_heads, host.packed_heads);
+    ASSERT_EQ(device.header.outcome.num_slots, host.num_slots());
+    ASSERT_EQ(device.header.num_records, host.records.size());
+    ASSERT_EQ(device.header.is_overflowing, 0);
+    ASSERT_EQ(device.works, host.tiles);
+    ASSERT_EQ(device.split_tiles, host.split_tiles);
+    ASSERT_EQ(device.records, host.records);
+  }
 }
 
 DeviceListShape shape_of(const ForwardProblem& problem, const TypedRanges& ranges) {
@@ -103,6 +108,7 @@ TEST_F(DeviceListTest, EqualsTheHostsListByteForByte) {
     const std::int32_t count = random.between(0, random.chance(20) ? 400 : 40);
     const TypedRanges ranges = random_ranges(random, problem.rows_q, problem.rows_k, count);
     DeviceListShape shape = shape_of(problem, ranges);
+    if (random.chance(30)) shape.tile = {.rows = 64, .keys = 48, .trimmed_keys = 0};
     const std::vector<std::int32_t> allowed = allowed_packed_heads(problem, shape.tile);
     shape.packed_heads =
         allowed[static_cast<std::size_t>(random.between(0, static_cast<int>(allowed.size()) - 1))];

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include "kernels/schedule/device/device_backward_list.hpp"
 #include "kernels/schedule/device/device_build.cuh"
 #include "kernels/schedule/device/device_order.cuh"
@@ -230,38 +228,35 @@ struct ClusterScanShared {
   Value total;  ///< of this CTA, read by the others
 };
 
-/// Combines values over a cluster of up to kOrderCtas in the order of CTAs and threads. All threads
+/// Combines values over a cluster of up to kMost CTAs in the order of CTAs and threads. All threads
 /// call; after it all can read what they wrote to device memory before.
-template <typename Value, typename Combine>
+template <int kMost, typename Value, typename Combine>
 __device__ __forceinline__ ScannedCluster<Value> scan_cluster(ClusterScanShared<Value>& shared,
                                                               Value value, Value identity,
                                                               Combine combine) {
-  const auto cluster = cooperative_groups::this_cluster();
   const auto of_block = scan_block<kOrderThreads>(value, shared.scan, identity, combine);
   ScannedCluster<Value> result{of_block.before, of_block.total};
-  const int num_ctas = static_cast<int>(cluster.num_blocks());
+  const int num_ctas = Cluster<kMost>::count();
   if (num_ctas == 1) return result;
   if (threadIdx.x == 0) shared.total = of_block.total;
-  cluster.sync();
+  Cluster<kMost>::sync();
   // Each lane reads one CTA's: a loop would take one trip per CTA.
   Value other = identity;
-  if (lane_index() < num_ctas) {
-    other = *cluster.map_shared_rank(&shared.total, static_cast<unsigned>(lane_index()));
-  }
+  if (lane_index() < num_ctas) other = *Cluster<kMost>::of_cta(&shared.total, lane_index());
   const Value up_to = scan_warp(other, combine);
-  const int rank = static_cast<int>(cluster.block_rank());
+  const int rank = Cluster<kMost>::rank();
   const Value before = __shfl_sync(kFullWarp, up_to, max(rank - 1, 0));
   result.total = __shfl_sync(kFullWarp, up_to, num_ctas - 1);
   result.before = rank == 0 ? of_block.before : combine(before, of_block.before);
-  cluster.sync();  // no CTA overwrites a total that others still read
+  Cluster<kMost>::sync();  // no CTA overwrites a total that others still read
   return result;
 }
 
 /// A thread's share of [0, count), neighbours side by side in the order of scan_cluster.
+template <int kMost>
 __device__ __forceinline__ Range own_share(std::int32_t count) {
-  const auto rank = static_cast<std::int32_t>(cooperative_groups::this_cluster().block_rank());
-  const auto num_ctas = static_cast<std::int32_t>(cooperative_groups::this_cluster().num_blocks());
-  const std::int32_t chunk = (count - 1) / (num_ctas * kOrderThreads) + 1;
+  const std::int32_t rank = Cluster<kMost>::rank();
+  const std::int32_t chunk = (count - 1) / (Cluster<kMost>::count() * kOrderThreads) + 1;
   const std::int64_t begin =
       std::int64_t{rank * kOrderThreads + static_cast<std::int32_t>(threadIdx.x)} * chunk;
   Range share;

@@ -34,8 +34,9 @@ __device__ __forceinline__ void mark_slices_of_block(const BackwardBuild& build,
   __syncthreads();
 }
 
-/// Cuts the keys: k tiles begin where slices do, and every `keys` after. One CTA or cluster, a word
-/// of 32 keys at a time; `cuts` has a bit for each key where a slice begins.
+/// Cuts the keys: k tiles begin where slices do, and every `keys` after. One CTA or cluster of
+/// up to kMost, a word of 32 keys at a time; `cuts` has a bit for each key where a slice begins.
+template <int kMost>
 class KeyCutter {
  public:
   using Shared = ClusterScanShared<std::int32_t>;
@@ -45,7 +46,7 @@ class KeyCutter {
         build_(build),
         cuts_(cuts),
         grid_(build.grids[1]),
-        share_(own_share(num_row_words(grid_.rows_k))) {}
+        share_(own_share<kMost>(num_row_words(grid_.rows_k))) {}
 
   __device__ void run() {
     std::int32_t last = 0;
@@ -53,10 +54,10 @@ class KeyCutter {
     for (std::int32_t word = share_.begin; word < share_.end; ++word) {
       last = last_cut(word, cuts_[word], last);
     }
-    last = scan_cluster(shared_, last, 0, Largest{}).before;
+    last = scan_cluster<kMost>(shared_, last, 0, Largest{}).before;
     std::int32_t count = 0;
     for_each_word(last, [&](std::int32_t, std::uint32_t begins) { count += __popc(begins); });
-    const ScannedCluster<std::int32_t> scan = scan_cluster(shared_, count, 0, Sum{});
+    const ScannedCluster<std::int32_t> scan = scan_cluster<kMost>(shared_, count, 0, Sum{});
     std::int32_t next = scan.before;
     for_each_word(last, [&](std::int32_t word, std::uint32_t begins) {
       grid_.tiles.bits[word] = begins;
@@ -66,7 +67,7 @@ class KeyCutter {
         build_.begins[next++] = word * kRowBits + __ffs(static_cast<int>(left)) - 1;
       }
     });
-    if (thread_of_cluster() != 0) return;
+    if (thread_of_cluster<kMost>() != 0) return;
     build_.begins[scan.total] = grid_.rows_k;
     *build_.num_cut_tiles = scan.total;
   }

@@ -77,17 +77,19 @@ __device__ void count_tiling(ScanStorage<std::int64_t, kThreads>& storage,
 
 using PlaceShared64 = ClusterScanShared<std::int64_t>;
 
-/// Chooses the way with the lower cost and makes the works of its k tiles: one CTA or cluster.
+/// Chooses the way with the lower cost and makes the works of its k tiles: one CTA or cluster of up
+/// to kMost.
+template <int kMost>
 __device__ void place_records(PlaceShared64& shared, const BackwardBuild& build) {
   const int tiling = cheaper_tiling(build);
   const KeyGrid grid = grid_of(build, tiling);
-  const Range share = own_share(grid.num_tiles);
+  const Range share = own_share<kMost>(grid.num_tiles);
   std::int64_t own = 0;
 #pragma unroll 4
   for (std::int32_t i = share.begin; i < share.end; ++i) {
     own += build.tallies[tiling].tallies[i].num_records;
   }
-  const auto scan = scan_cluster(shared, own, std::int64_t{0}, Sum{});
+  const auto scan = scan_cluster<kMost>(shared, own, std::int64_t{0}, Sum{});
   std::int64_t next = scan.before;
 #pragma unroll 4
   for (std::int32_t i = share.begin; i < share.end; ++i) {
@@ -103,7 +105,7 @@ __device__ void place_records(PlaceShared64& shared, const BackwardBuild& build)
     build.works[i] = tile;
     next = end;
   }
-  if (thread_of_cluster() == 0) report_tiling(build, tiling, scan.total);
+  if (thread_of_cluster<kMost>() == 0) report_tiling(build, tiling, scan.total);
 }
 
 __device__ void fill_tiles(const BackwardBuild& build) {
@@ -137,14 +139,16 @@ __global__ void __launch_bounds__(kThreads)
   mark_slices(build);
 }
 
+template <int kMost>
 __global__ void __launch_bounds__(kOrderThreads)
     cut_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
-  __shared__ KeyCutter::Shared shared;
-  KeyCutter(shared, build, build.cut_bits).run();
+  __shared__ typename KeyCutter<kMost>::Shared shared;
+  KeyCutter<kMost>(shared, build, build.cut_bits).run();
 }
 
 /// If there are bins, the first block cuts the keys and the others clear.
+template <int kMost>
 __global__ void __launch_bounds__(kOrderThreads)
     clear_and_cut_kernel(const __grid_constant__ BackwardBuild build) {
   ptx::launch_dependents();
@@ -152,10 +156,10 @@ __global__ void __launch_bounds__(kOrderThreads)
     clear_chunks(build.header, build.zeroed_chunks, blockIdx.x - 1, gridDim.x - 1);
     return;
   }
-  __shared__ KeyCutter::Shared shared;
+  __shared__ typename KeyCutter<kMost>::Shared shared;
   extern __shared__ std::uint32_t marks[];
   mark_slices_of_block(build, marks);
-  KeyCutter(shared, build, marks).run();
+  KeyCutter<kMost>(shared, build, marks).run();
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -165,11 +169,12 @@ __global__ void __launch_bounds__(kThreads)
   count_tiling(storage, build, static_cast<int>(blockIdx.y));
 }
 
+template <int kMost>
 __global__ void __launch_bounds__(kOrderThreads)
     place_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
   __shared__ PlaceShared64 shared;
-  place_records(shared, build);
+  place_records<kMost>(shared, build);
 }
 
 __global__ void __launch_bounds__(kThreads, 4)
@@ -208,12 +213,14 @@ __global__ void __launch_bounds__(kChunkKeys)
   TileChunkSorter(chunk, build).run();
 }
 
-__global__ void __launch_bounds__(kRankThreads)
+/// kHasRoom: shared memory for all keys, 128 KiB, which GPUs other than Hopper may not have.
+template <bool kHasRoom>
+__global__ void __launch_bounds__(kRankThreads, kHasRoom ? 0 : 1)
     rank_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
   extern __shared__ uint4 room[];
   __shared__ std::int32_t places[kRankedTiles];
-  rank_tiles(room, places, build);
+  rank_tiles<kHasRoom>(room, places, build);
 }
 
 __global__ void __launch_bounds__(kRankThreads)
@@ -224,11 +231,12 @@ __global__ void __launch_bounds__(kRankThreads)
 }
 
 /// The steps sort and arrange of many k tiles.
-__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+template <int kCtas>
+__global__ void MAGI_CLUSTER_OF(kCtas) __launch_bounds__(kOrderThreads, kCtas == kLoneCta ? 1 : 0)
     sort_many_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
   __shared__ PlainSortShared shared;
-  PlainSorter(shared, build).run();
+  PlainSorter<kCtas>(shared, build).run();
 }
 
 __global__ void __launch_bounds__(kRunThreads, 4)
@@ -242,7 +250,7 @@ __global__ void __launch_bounds__(kRunThreads, 4)
   RunsWriter(shared, build, num_records).run();
 }
 
-/// Launches a kernel of one cluster as launch_ahead does.
+/// Launches a kernel of one cluster, on Hopper, as launch_ahead does.
 void launch_cluster_ahead(void (*kernel)(BackwardBuild), unsigned num_ctas,
                           const BackwardBuild& build, cudaStream_t stream) {
   cudaLaunchAttribute attributes[2]{};
@@ -259,7 +267,15 @@ void launch_cluster_ahead(void (*kernel)(BackwardBuild), unsigned num_ctas,
   cuda_check(cudaLaunchKernelEx(&config, kernel, build), "cudaLaunchKernelEx");
 }
 
-unsigned num_scan_ctas(std::int64_t count) { return count <= kFewScanned ? 1 : kOrderCtas; }
+/// Launches a step that one CTA or a cluster takes, by the kernel for either or for CTAs alone.
+void launch_scan_ahead(void (*kernel)(BackwardBuild), void (*lone_kernel)(BackwardBuild),
+                       const DeviceBackwardShape& shape, std::int64_t count,
+                       const BackwardBuild& build, cudaStream_t stream) {
+  if (!shape.has_clusters) {
+    return launch_ahead(lone_kernel, kLoneCta, kOrderThreads, 0, build, stream);
+  }
+  launch_cluster_ahead(kernel, count <= kFewScanned ? 1 : kOrderCtas, build, stream);
+}
 
 unsigned num_blocks(std::int64_t units, std::int64_t units_per_block) {
   const std::int64_t blocks = (units + units_per_block - 1) / units_per_block;
@@ -346,31 +362,33 @@ BackwardBuild make_build(const DeviceBackwardShape& shape, const DeviceBackwardL
 }
 
 /// Steps clear and cut.
-void launch_cutting(const BackwardBuild& build, const DeviceBackwardLayout& layout,
-                    cudaStream_t stream) {
+void launch_cutting(const BackwardBuild& build, const DeviceBackwardShape& shape,
+                    const DeviceBackwardLayout& layout, cudaStream_t stream) {
   const std::int64_t words = num_row_words(build.grids[1].rows_k);
   if (layout.has_bins) {
+    const auto kernel =
+        shape.has_clusters ? clear_and_cut_kernel<kOrderCtas> : clear_and_cut_kernel<kLoneCta>;
     // Like clear_kernel not launched ahead: the one before may not allow others beside it.
-    clear_and_cut_kernel<<<1 + num_blocks(build.zeroed_chunks, kOrderThreads), kOrderThreads,
-                           static_cast<std::size_t>(words) * sizeof(std::uint32_t), stream>>>(
-        build);
+    kernel<<<1 + num_blocks(build.zeroed_chunks, kOrderThreads), kOrderThreads,
+             static_cast<std::size_t>(words) * sizeof(std::uint32_t), stream>>>(build);
     cuda_check(cudaGetLastError(), "clear_and_cut_kernel");
     return;
   }
   clear_kernel<<<num_blocks(build.zeroed_chunks, kThreads), kThreads, 0, stream>>>(build);
   cuda_check(cudaGetLastError(), "clear_kernel");
   launch_ahead(mark_kernel, num_blocks(build.source.count, kThreads), kThreads, 0, build, stream);
-  launch_cluster_ahead(cut_kernel, num_scan_ctas(words), build, stream);
+  launch_scan_ahead(cut_kernel<kOrderCtas>, cut_kernel<kLoneCta>, shape, words, build, stream);
 }
 
 /// Steps count to emit.
-void launch_gathering(const BackwardBuild& build, const DeviceBackwardLayout& layout,
-                      cudaStream_t stream) {
+void launch_gathering(const BackwardBuild& build, const DeviceBackwardShape& shape,
+                      const DeviceBackwardLayout& layout, cudaStream_t stream) {
   const unsigned walk_blocks =
       num_blocks(num_slice_tasks(build.tasks, build.source.count), kThreads / kWarpLanes);
   launch_ahead(count_kernel, dim3(walk_blocks, kKeyTilings), kThreads, 0, build, stream);
   if (!layout.has_bins) {
-    launch_cluster_ahead(place_kernel, num_scan_ctas(layout.max_tiles), build, stream);
+    launch_scan_ahead(place_kernel<kOrderCtas>, place_kernel<kLoneCta>, shape, layout.max_tiles,
+                      build, stream);
     launch_ahead(fill_kernel, walk_blocks, kThreads, 0, build, stream);
   }
   launch_ahead(emit_kernel, num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, build,
@@ -378,8 +396,9 @@ void launch_gathering(const BackwardBuild& build, const DeviceBackwardLayout& la
 }
 
 /// Steps join to arrange.
-void launch_sorting(const BackwardBuild& build, const DeviceBackwardLayout& layout,
-                    cudaStream_t stream) {
+void launch_sorting(const BackwardBuild& build, const DeviceBackwardShape& shape,
+                    const DeviceBackwardLayout& layout, cudaStream_t stream) {
+  const bool has_clusters = shape.has_clusters;
   launch_ahead(join_kernel, static_cast<unsigned>(layout.groups.count), kJoinThreads, 0, build,
                stream);
   // Few lists have a quarter of the records that there is room for.
@@ -390,16 +409,20 @@ void launch_sorting(const BackwardBuild& build, const DeviceBackwardLayout& layo
                    std::min<std::int64_t>(num_blocks(units, kJoinThreads), kMaxNumberBlocks)),
                kJoinThreads, 0, build, stream);
   if (!layout.has_few_tiles()) {
-    launch_ahead(sort_many_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+    launch_ahead(has_clusters ? sort_many_kernel<kOrderCtas> : sort_many_kernel<kLoneCta>,
+                 has_clusters ? kOrderCtas : kLoneCta, kOrderThreads, 0, build, stream);
     return;
   }
   static SharedMemoryGrant grant;
-  grant.ensure(rank_kernel, static_cast<int>(kMostRankedKeys * sizeof(ComponentKey)));
+  if (has_clusters) {
+    grant.ensure(rank_kernel<true>, static_cast<int>(kMostRankedKeys * sizeof(ComponentKey)));
+  }
+  const std::int32_t num_kept = has_clusters ? layout.max_tiles : 0;
   launch_ahead(sort_chunks_kernel, dim3(num_blocks(layout.max_tiles, kChunkKeys), kTileOrders),
                kChunkKeys, 0, build, stream);
-  launch_ahead(rank_kernel, dim3(num_blocks(layout.max_tiles, kRankedTiles), kTileOrders),
-               kRankThreads, static_cast<std::size_t>(layout.max_tiles) * sizeof(ComponentKey),
-               build, stream);
+  launch_ahead(has_clusters ? rank_kernel<true> : rank_kernel<false>,
+               dim3(num_blocks(layout.max_tiles, kRankedTiles), kTileOrders), kRankThreads,
+               static_cast<std::size_t>(num_kept) * sizeof(ComponentKey), build, stream);
   launch_ahead(arrange_kernel, num_blocks(layout.max_tiles, kArrangedTiles), kRankThreads, 0, build,
                stream);
 }
@@ -411,9 +434,9 @@ void build_device_backward_list(const DeviceBackwardShape& shape,
                                 void* workspace, cudaStream_t stream) {
   BackwardBuild build = make_build(shape, layout, slices, workspace);
   build.tasks = share_slices(slices.count, kWalkingWarps / kKeyTilings, layout.max_tiles);
-  launch_cutting(build, layout, stream);
-  launch_gathering(build, layout, stream);
-  launch_sorting(build, layout, stream);
+  launch_cutting(build, shape, layout, stream);
+  launch_gathering(build, shape, layout, stream);
+  launch_sorting(build, shape, layout, stream);
   // A block for each record of a list of few slices, as one record may take a whole block. Few in
   // all, as the kernel after it finds no room beside blocks that wait.
   const auto order_blocks = static_cast<unsigned>(std::clamp<std::int64_t>(

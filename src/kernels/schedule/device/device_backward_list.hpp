@@ -100,6 +100,7 @@ struct DeviceBackwardShape {
   std::int32_t num_slices = 0;
   std::int64_t record_capacity = 0;
   bool may_be_unordered = false;  ///< see PlainRule
+  bool has_clusters = true;       ///< see DeviceListShape
 };
 
 /// Returns enough records for any mask of few slices, and for slices that overlap little.

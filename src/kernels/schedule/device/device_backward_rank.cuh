@@ -60,20 +60,22 @@ class TileChunkSorter {
 /// k tiles that a block looks up. Keys are long, and each block reads all of them.
 inline constexpr std::int32_t kRankedTiles = 64;
 
-/// Sorts all k tiles from chunks; `room` has a key of either kind for each.
+/// Sorts all k tiles from chunks; `room`, if it is one, has a key of either kind for each.
+template <bool kHasRoom>
 __device__ __forceinline__ void rank_tiles(void* room, std::int32_t (&places)[kRankedTiles],
                                            const BackwardBuild& build) {
   const std::int32_t num_tiles = build.header->outcome.num_tiles;
   if (blockIdx.y == static_cast<unsigned>(TileOrder::BySteps)) {
-    rank_keys(build.sort_keys[1], num_tiles, static_cast<std::uint64_t*>(room), places,
-              [&](std::uint64_t key, std::int32_t place) { build.sort_keys[0][place] = key; });
+    rank_keys<kHasRoom>(
+        build.sort_keys[1], num_tiles, static_cast<std::uint64_t*>(room), places,
+        [&](std::uint64_t key, std::int32_t place) { build.sort_keys[0][place] = key; });
   } else {
-    rank_keys(build.component_keys, num_tiles, static_cast<ComponentKey*>(room), places,
-              [&](const ComponentKey& key, std::int32_t place) {
-                build.by_component[place] = key.tile;
-                build.component_steps[place] =
-                    kMaxTileCost - static_cast<std::int32_t>(key.component >> 32);
-              });
+    rank_keys<kHasRoom>(build.component_keys, num_tiles, static_cast<ComponentKey*>(room), places,
+                        [&](const ComponentKey& key, std::int32_t place) {
+                          build.by_component[place] = key.tile;
+                          build.component_steps[place] =
+                              kMaxTileCost - static_cast<std::int32_t>(key.component >> 32);
+                        });
   }
 }
 

@@ -21,7 +21,8 @@ struct PlainSortShared {
   __device__ PlainSortShared() {}
 };
 
-/// Orders the k tiles and their items by plain_rule.hpp, in one cluster.
+/// Orders the k tiles and their items by plain_rule.hpp, in one cluster of kCtas.
+template <int kCtas>
 class PlainSorter {
  public:
   __device__ PlainSorter(PlainSortShared& shared, const BackwardBuild& build)
@@ -64,7 +65,7 @@ class PlainSorter {
   }
 
   __device__ void sort(int stage) {
-    std::uint64_t* sorted = TileSorter(shared_.sort, job_of(stage)).run();
+    std::uint64_t* sorted = TileSorter<kCtas>(shared_.sort, job_of(stage)).run();
     __syncthreads();
     if (threadIdx.x == 0) {
       if (sorted != shared_.keys) {
@@ -73,7 +74,7 @@ class PlainSorter {
       }
       if (stage == 0) shared_.tail_keys = sorted;
     }
-    cooperative_groups::this_cluster().sync();
+    Cluster<kCtas>::sync();
   }
 
   __device__ static std::int32_t tile_of(std::uint64_t key) {
@@ -90,7 +91,7 @@ class PlainSorter {
   /// Finds where the tail begins among the k tiles sorted by steps.
   __device__ void find_order() {
     DeviceBackwardHeader& header = *build_.header;
-    const Range share = own_share(num_tiles());
+    const Range share = own_share<kCtas>(num_tiles());
     std::int64_t steps = 0;
     std::int64_t longest = 0;
 #pragma unroll 1
@@ -99,7 +100,7 @@ class PlainSorter {
       longest += longest_of(tile_of(shared_.tail_keys[i]));
     }
     add_of_warp(header.longest_steps, longest);
-    const auto scan = scan_cluster(shared_.steps, steps, std::int64_t{0}, Sum{});
+    const auto scan = scan_cluster<kCtas>(shared_.steps, steps, std::int64_t{0}, Sum{});
     // After the barriers of the scan the sum of the longest is complete; those of the head are not.
     if (threadIdx.x == 0) {
       shared_.walk = walk_of(build_, scan.total);
@@ -107,7 +108,7 @@ class PlainSorter {
     }
     __syncthreads();
     add_head(share, scan.total - scan.before);
-    cooperative_groups::this_cluster().sync();
+    Cluster<kCtas>::sync();
     if (threadIdx.x == 0) {
       ListOrder& order = shared_.order;
       order.tail_begin = static_cast<std::int32_t>(__ldcg(&header.head_tiles));
@@ -116,7 +117,7 @@ class PlainSorter {
       counts.in_tail[0] = num_tiles() - order.tail_begin;
       order.make(build_, shared_.walk, counts,
                  static_cast<std::int64_t>(__ldcg(&header.head_steps)));
-      if (thread_of_cluster() == 0) order.report(build_, shared_.walk);
+      if (thread_of_cluster<kCtas>() == 0) order.report(build_, shared_.walk);
     }
     __syncthreads();
   }
@@ -145,7 +146,7 @@ class PlainSorter {
   __device__ void rekey(bool is_by_component) {
     const std::int32_t count = shared_.order.tail_begin;
 #pragma unroll 1
-    for (std::int32_t i = thread_of_cluster(); i < count; i += kOrderCtas * kOrderThreads) {
+    for (std::int32_t i = thread_of_cluster<kCtas>(); i < count; i += kCtas * kOrderThreads) {
       const std::int32_t tile = tile_of(shared_.keys[i]);
       const std::int32_t component = build_.tile_component[tile];
       const std::int32_t last = component < 0 ? build_.header->num_components : component;
@@ -153,18 +154,18 @@ class PlainSorter {
           is_by_component ? last : build_.header->max_cost - longest_of(tile);
       shared_.keys[i] = static_cast<std::uint64_t>(field) << 32 | static_cast<std::uint64_t>(tile);
     }
-    cooperative_groups::this_cluster().sync();
+    Cluster<kCtas>::sync();
   }
 
   __device__ void write() const {
     const std::int32_t tail_begin = shared_.order.tail_begin;
 #pragma unroll 1
-    for (std::int32_t i = thread_of_cluster(); i < num_tiles(); i += kOrderCtas * kOrderThreads) {
+    for (std::int32_t i = thread_of_cluster<kCtas>(); i < num_tiles(); i += kCtas * kOrderThreads) {
       const std::int32_t tile = tile_of(i < tail_begin ? shared_.keys[i] : shared_.tail_keys[i]);
       build_.tiles[i] = build_.works[tile];
       build_.places[tile] = i;
     }
-    shared_.order.write_items(build_, thread_of_cluster(), kOrderCtas * kOrderThreads);
+    shared_.order.write_items(build_, thread_of_cluster<kCtas>(), kCtas * kOrderThreads);
   }
 
   PlainSortShared& shared_;

@@ -44,12 +44,6 @@ struct DeviceBuild {
   BandRecord* records = nullptr;
 };
 
-DeviceBuild make_device_build(const DeviceListShape& shape, const DeviceListLayout& layout,
-                              const SliceArrays& slices, void* workspace);
-
-/// Enqueues the step `sort` of a build.
-void sort_tiles(const DeviceBuild& build, cudaStream_t stream);
-
 /// Lets the next kernel of a build start beside this one, and waits for the earlier ones.
 __device__ __forceinline__ void begin_ahead() {
   ptx::launch_dependents();

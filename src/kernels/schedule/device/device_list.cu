@@ -77,19 +77,19 @@ __device__ void report_sorted(const DeviceBuild& build, const TileWork* sorted) 
   build.header->outcome.num_works = build.grid.num_tiles;
 }
 
-/// One cluster.
+template <int kCtas>
 __device__ void sort_works(SortShared& shared, const DeviceBuild& build) {
   const DeviceListHeader& header = *build.header;
   const SortJob job{
       build.grid.num_tiles, static_cast<std::uint32_t>(kMaxTileCost - header.max_cost),
       static_cast<std::uint32_t>(header.max_cost_inverse), build.sort_keys[0], build.sort_keys[1]};
-  const std::uint64_t* keys = TileSorter(shared, job).run();
+  const std::uint64_t* keys = TileSorter<kCtas>(shared, job).run();
   TileWork* sorted = sorted_tiles(build);
 #pragma unroll 1
-  for (std::int32_t i = thread_of_cluster(); i < job.num_tiles; i += kOrderCtas * kOrderThreads) {
+  for (std::int32_t i = thread_of_cluster<kCtas>(); i < job.num_tiles; i += kCtas * kOrderThreads) {
     sorted[i] = build.placed[keys[i] & 0xffffffffu];
   }
-  if (thread_of_cluster() == 0) report_sorted(build, sorted);
+  if (thread_of_cluster<kCtas>() == 0) report_sorted(build, sorted);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -104,11 +104,12 @@ __global__ void __launch_bounds__(kThreads)
   count_slices(build);
 }
 
-__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+template <int kCtas>
+__global__ void MAGI_CLUSTER_OF(kCtas) __launch_bounds__(kOrderThreads)
     place_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
   __shared__ PlaceShared shared;
-  RecordPlacer(shared, build).run();
+  RecordPlacer<kCtas>(shared, build).run();
 }
 
 __global__ void __launch_bounds__(kThreads, 4)
@@ -150,14 +151,15 @@ __global__ void __launch_bounds__(kRankThreads)
   if (build.grid.num_tiles <= kFewTiles) {
     return rank_few_keys(build.sort_keys[0], build.grid.num_tiles, room, places, visit);
   }
-  rank_keys(build.sort_keys[1], build.grid.num_tiles, room, places, visit);
+  rank_keys<true>(build.sort_keys[1], build.grid.num_tiles, room, places, visit);
 }
 
-__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads, 1)
+template <int kCtas>
+__global__ void MAGI_CLUSTER_OF(kCtas) __launch_bounds__(kOrderThreads, 1)
     sort_many_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
   __shared__ SortShared shared;
-  sort_works(shared, build);
+  sort_works<kCtas>(shared, build);
 }
 
 __global__ void __launch_bounds__(kSplitThreads)
@@ -202,7 +204,7 @@ void launch_small(const DeviceBuild& build, cudaStream_t stream) {
 }
 
 /// The steps clear to emit.
-void launch_gathering(const DeviceBuild& build, cudaStream_t stream) {
+void launch_gathering(const DeviceBuild& build, bool has_clusters, cudaStream_t stream) {
   const std::int32_t num_tiles = build.grid.num_tiles;
   // Not launched ahead: the kernel before may not allow others to begin beside it.
   clear_kernel<<<num_blocks(build.zeroed_chunks, kThreads), kThreads, 0, stream>>>(build);
@@ -211,13 +213,12 @@ void launch_gathering(const DeviceBuild& build, cudaStream_t stream) {
       num_blocks(num_slice_tasks(build.tasks, build.source.count), kThreads / kWarpLanes);
   launch_ahead(count_kernel, walk_blocks, kThreads, 0, build, stream);
   if (build.bins == nullptr) {
-    launch_ahead(place_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+    launch_ahead(has_clusters ? place_kernel<kOrderCtas> : place_kernel<kLoneCta>,
+                 has_clusters ? kOrderCtas : kLoneCta, kOrderThreads, 0, build, stream);
     launch_ahead(fill_kernel, walk_blocks, kThreads, 0, build, stream);
   }
   launch_ahead(emit_kernel, num_blocks(num_tiles, kEmitWarps), kEmitThreads, 0, build, stream);
 }
-
-}  // namespace
 
 DeviceBuild make_device_build(const DeviceListShape& shape, const DeviceListLayout& layout,
                               const SliceArrays& slices, void* workspace) {
@@ -251,10 +252,12 @@ DeviceBuild make_device_build(const DeviceListShape& shape, const DeviceListLayo
   return build;
 }
 
-void sort_tiles(const DeviceBuild& build, cudaStream_t stream) {
+/// The step sort.
+void sort_tiles(const DeviceBuild& build, bool has_clusters, cudaStream_t stream) {
   const std::int32_t num_tiles = build.grid.num_tiles;
   if (num_tiles > kMostRankedKeys) {
-    launch_ahead(sort_many_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+    launch_ahead(has_clusters ? sort_many_kernel<kOrderCtas> : sort_many_kernel<kLoneCta>,
+                 has_clusters ? kOrderCtas : kLoneCta, kOrderThreads, 0, build, stream);
     return;
   }
   constexpr std::size_t kKeyBytes = sizeof(std::uint64_t);
@@ -268,14 +271,16 @@ void sort_tiles(const DeviceBuild& build, cudaStream_t stream) {
                static_cast<std::size_t>(num_tiles) * kKeyBytes, build, stream);
 }
 
+}  // namespace
+
 void build_device_list(const DeviceListShape& shape, const DeviceListLayout& layout,
                        const SliceArrays& slices, void* workspace, cudaStream_t stream) {
   const DeviceBuild build = make_device_build(shape, layout, slices, workspace);
   if (is_small(shape, layout)) {
     launch_small(build, stream);
   } else {
-    launch_gathering(build, stream);
-    sort_tiles(build, stream);
+    launch_gathering(build, shape.has_clusters, stream);
+    sort_tiles(build, shape.has_clusters, stream);
   }
   if (layout.max_split_tiles == 0) return;
   // A block for each tile that may be cut, which walks the tile's records.

@@ -21,7 +21,8 @@
 //   split   tiles        the works, if tiles are split: tiles, and splits of the longest
 //
 // Builds of many slices or tiles have no bins: one cluster scans the tallies (place), and a second
-// walk of the slices fills the room of each tile (fill). One cluster sorts many tiles.
+// walk of the slices fills the room of each tile (fill). One cluster sorts many tiles. Where there
+// are no clusters, one CTA does what they do (device_cluster.cuh).
 namespace magi {
 
 /// The begin of the workspace. All zero before a build.
@@ -45,6 +46,7 @@ struct DeviceListShape {
   std::int32_t packed_heads = 1;
   std::int32_t num_slices = 0;
   std::int64_t record_capacity = 0;
+  bool has_clusters = true;  ///< false: one CTA does what a cluster does, on any GPU
 };
 
 /// Returns the most packed heads that are allowed, because tiles of fewer tokens cost no more in

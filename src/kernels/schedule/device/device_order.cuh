@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include "kernels/schedule/device/device_build.cuh"
+#include "kernels/schedule/device/device_cluster.cuh"
 
 // One cluster of CTAs scans the tiles' record counts, and later sorts the tiles if they are many
 // (device_rank.cuh sorts few). The sort is least significant digit first and stable: each warp owns
@@ -11,7 +10,6 @@
 // threads' timing. Why it is not CUB's: docs/design.md, section 9.
 namespace magi {
 
-inline constexpr int kOrderCtas = 8;
 inline constexpr int kOrderThreads = 1024;
 inline constexpr int kOrderWarps = kOrderThreads / kWarpLanes;
 inline constexpr int kDigitBits = 8;
@@ -22,19 +20,19 @@ struct PlaceShared {
   ScanStorage<std::uint64_t, kOrderThreads> record_scan;
 };
 
-/// Makes the works of the tiles, in index order: their records follow each other.
+/// Makes the works of the tiles, in index order: their records follow each other. kCtas CTAs.
+template <int kCtas>
 class RecordPlacer {
  public:
   __device__ RecordPlacer(PlaceShared& shared, const DeviceBuild& build)
       : shared_(shared),
         build_(build),
-        cluster_(cooperative_groups::this_cluster()),
-        rank_(static_cast<int>(cluster_.block_rank())),
+        rank_(Cluster<kCtas>::rank()),
         num_tiles_(build.grid.num_tiles),
         tallies_(build.tallies) {}
 
   __device__ void run() {
-    const std::int32_t chunk = (num_tiles_ + kOrderCtas - 1) / kOrderCtas;
+    const std::int32_t chunk = (num_tiles_ + kCtas - 1) / kCtas;
     const std::int32_t begin = min(rank_ * chunk, num_tiles_);
     const std::int32_t end = min(begin + chunk, num_tiles_);
     std::uint64_t own = 0;
@@ -44,23 +42,21 @@ class RecordPlacer {
     }
     own = scan_block<kOrderThreads>(own, shared_.record_scan).total;
     if (thread() == 0) shared_.num_records = own;
-    cluster_.sync();
+    Cluster<kCtas>::sync();
     // Independent reads.
     std::uint64_t next = 0;
 #pragma unroll
-    for (int rank = 0; rank < kOrderCtas; ++rank) {
-      const auto* other =
-          cluster_.map_shared_rank(&shared_.num_records, static_cast<unsigned>(rank));
-      const std::uint64_t records = *other;
+    for (int rank = 0; rank < kCtas; ++rank) {
+      const std::uint64_t records = *Cluster<kCtas>::of_cta(&shared_.num_records, rank);
       if (rank < rank_) next += records;
     }
-    cluster_.barrier_arrive();
-    if (rank_ == kOrderCtas - 1 && thread() == 0) report_records(build_, next + own);
+    Cluster<kCtas>::arrive();
+    if (rank_ == kCtas - 1 && thread() == 0) report_records(build_, next + own);
 #pragma unroll 1
     for (std::int32_t first = begin; first < end; first += kOrderThreads) {
       next += place_block(first + thread(), end, next);
     }
-    cluster_.barrier_wait();  // no CTA leaves before others have read its count
+    Cluster<kCtas>::wait();  // no CTA leaves before others have read its count
   }
 
  private:
@@ -83,7 +79,6 @@ class RecordPlacer {
 
   PlaceShared& shared_;
   const DeviceBuild& build_;
-  cooperative_groups::cluster_group cluster_;
   int rank_;
   std::int32_t num_tiles_;
   const TileTally* tallies_;
@@ -105,14 +100,12 @@ struct SortJob {
   std::uint64_t* room = nullptr;  ///< for as many keys
 };
 
-/// Sorts tiles by their field, ties as they were: all threads of one cluster.
+/// Sorts tiles by their field, ties as they were: all threads of kCtas CTAs.
+template <int kCtas>
 class TileSorter {
  public:
   __device__ TileSorter(SortShared& shared, const SortJob& job)
-      : shared_(shared),
-        job_(job),
-        cluster_(cooperative_groups::this_cluster()),
-        rank_(static_cast<int>(cluster_.block_rank())) {}
+      : shared_(shared), job_(job), rank_(Cluster<kCtas>::rank()) {}
 
   /// Returns the sorted keys, job.keys or job.room, which all threads may read.
   __device__ std::uint64_t* run() {
@@ -139,7 +132,7 @@ class TileSorter {
   /// of equal digit.
   template <typename Visit>
   __device__ void walk_keys(const std::uint64_t* keys, int shift, Visit visit) {
-    constexpr std::int32_t kRuns = kOrderCtas * kOrderWarps;
+    constexpr std::int32_t kRuns = kCtas * kOrderWarps;
     const std::int32_t run =
         (job_.num_tiles + kRuns * kWarpLanes - 1) / (kRuns * kWarpLanes) * kWarpLanes;
     const std::int64_t begin = std::int64_t{rank_ * kOrderWarps + warp_index()} * run;
@@ -183,7 +176,7 @@ class TileSorter {
       const std::uint32_t first = shared_.bases[digit] + add_peers(own[digit], peers);
       to[first + static_cast<std::uint32_t>(__popc(peers & lanes_below()))] = key;
     });
-    cluster_.sync();
+    Cluster<kCtas>::sync();
   }
 
   /// Turns the warps' counts into positions: by digit, then by CTA, then by warp.
@@ -199,13 +192,13 @@ class TileSorter {
       }
       shared_.totals[digit] = total;
     }
-    cluster_.sync();
+    Cluster<kCtas>::sync();
     std::uint32_t before = 0;
     std::uint32_t all = 0;
     if (thread() < kDigits) {
 #pragma unroll
-      for (int rank = 0; rank < kOrderCtas; ++rank) {
-        const auto* totals = cluster_.map_shared_rank(shared_.totals, static_cast<unsigned>(rank));
+      for (int rank = 0; rank < kCtas; ++rank) {
+        const auto* totals = Cluster<kCtas>::of_cta(shared_.totals, rank);
         if (rank < rank_) before += totals[digit];
         all += totals[digit];
       }
@@ -220,14 +213,13 @@ class TileSorter {
 
   SortShared& shared_;
   const SortJob job_;
-  cooperative_groups::cluster_group cluster_;
   int rank_;
 };
 
-/// A thread of the cluster, of kOrderCtas * kOrderThreads.
+/// A thread of the cluster, of kCtas * kOrderThreads.
+template <int kCtas>
 __device__ __forceinline__ std::int32_t thread_of_cluster() {
-  const auto rank = static_cast<std::int32_t>(cooperative_groups::this_cluster().block_rank());
-  return rank * kOrderThreads + static_cast<std::int32_t>(threadIdx.x);
+  return Cluster<kCtas>::rank() * kOrderThreads + static_cast<std::int32_t>(threadIdx.x);
 }
 
 }  // namespace magi

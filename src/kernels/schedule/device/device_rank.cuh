@@ -63,16 +63,19 @@ __device__ __forceinline__ void rank_few_keys(const Key* keys, std::int32_t coun
 
 /// Looks up kOwnKeys keys of a block, each by many threads, among all `count` keys, which lie in
 /// sorted chunks, and calls visit(key, how many are smaller) for each.
-/// `room` in shared memory holds all keys, `places` kOwnKeys numbers. All kRankThreads threads
-/// call.
-template <std::int32_t kOwnKeys, typename Key, typename Visit>
+/// `room` in shared memory holds all keys, or without room they are read where they lie; `places`
+/// holds kOwnKeys numbers. All kRankThreads threads call.
+template <bool kHasRoom, std::int32_t kOwnKeys, typename Key, typename Visit>
 __device__ __forceinline__ void rank_keys(const Key* chunks, std::int32_t count, Key* room,
                                           std::int32_t (&places)[kOwnKeys], Visit visit) {
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
   const std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kOwnKeys;
   if (first >= count) return;
+  if constexpr (kHasRoom) {
 #pragma unroll 4
-  for (std::int32_t i = thread; i < count; i += kRankThreads) room[i] = chunks[i];
+    for (std::int32_t i = thread; i < count; i += kRankThreads) room[i] = chunks[i];
+  }
+  const Key* const keys = kHasRoom ? room : chunks;
   if (thread < kOwnKeys) places[thread] = 0;
   __syncthreads();
   const std::int32_t own = first + thread % kOwnKeys;
@@ -82,12 +85,12 @@ __device__ __forceinline__ void rank_keys(const Key* chunks, std::int32_t count,
     constexpr std::int32_t kStride = kRankThreads / kOwnKeys * kChunkKeys;
 #pragma unroll 2
     for (std::int32_t begin = thread / kOwnKeys * kChunkKeys; begin < count; begin += kStride) {
-      smaller += count_smaller(room + begin, min(count - begin, kChunkKeys), room[own]);
+      smaller += count_smaller(keys + begin, min(count - begin, kChunkKeys), keys[own]);
     }
     atomicAdd(&places[thread % kOwnKeys], smaller);
   }
   __syncthreads();
-  if (thread < kOwnKeys && own < count) visit(room[own], places[thread]);
+  if (thread < kOwnKeys && own < count) visit(keys[own], places[thread]);
 }
 
 }  // namespace magi

@@ -130,7 +130,10 @@ struct DeviceBackwardCall {
   DeviceBackwardLayout layout;  ///< of the list, which begins the workspace
   std::int64_t workspace_bytes = 0;
 };
-DeviceBackwardCall device_backward_call(const BackwardArgs& args, std::int64_t num_slices,
+/// `has_clusters`: see DeviceListShape.
+DeviceBackwardCall device_backward_call(std::span<const BackwardInstance> instances,
+                                        bool has_clusters, const BackwardArgs& args,
+                                        std::int64_t num_slices,
                                         const DeviceBackwardTuning& tuning);
 void enqueue_backward(const BackwardArgs& args, const DeviceBackwardCall& call,
                       const SliceArrays& slices, void* workspace, cudaStream_t stream);

@@ -63,10 +63,13 @@ BackwardListOnDevice parts_of(void* workspace, const DeviceBackwardCall& call) {
 
 }  // namespace
 
-DeviceBackwardCall device_backward_call(const BackwardArgs& args, std::int64_t num_slices,
+DeviceBackwardCall device_backward_call(std::span<const BackwardInstance> instances,
+                                        bool has_clusters, const BackwardArgs& args,
+                                        std::int64_t num_slices,
                                         const DeviceBackwardTuning& tuning) {
-  DeviceBackwardCall call{.state = backward_state(backward_instances(), args)};
+  DeviceBackwardCall call{.state = backward_state(instances, args)};
   call.shape = list_shape(args, num_slices, call.state, tuning);
+  call.shape.has_clusters = has_clusters;
   call.layout = device_backward_layout(call.shape);
   call.state.list = call.layout.frame;
   call.state.num_ctas =

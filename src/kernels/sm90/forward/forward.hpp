@@ -138,7 +138,9 @@ struct DeviceListCall {
   DeviceListLayout layout;
   std::int64_t workspace_bytes = 0;
 };
-DeviceListCall device_list_call(const ForwardArgs& args, std::int64_t num_slices,
+/// `has_clusters`: see DeviceListShape.
+DeviceListCall device_list_call(std::span<const ForwardInstance> instances, bool has_clusters,
+                                const ForwardArgs& args, std::int64_t num_slices,
                                 const DeviceListTuning& tuning);
 void enqueue_forward(const ForwardArgs& args, const DeviceListCall& call, const SliceArrays& slices,
                      void* workspace, cudaStream_t stream);

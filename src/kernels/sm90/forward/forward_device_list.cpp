@@ -46,14 +46,14 @@ ListOnDevice parts_of(void* workspace, const DeviceListShape& shape, const Devic
                                   max_splits(shape, layout))};
 }
 
-/// The launch of the kernel; two where the device chooses between kernels with and without
-/// splits, as the host would.
+/// The launch of the kernel; two where there is one without splits beside it, and the device
+/// chooses as the host would.
 void launch_frame(const ForwardArgs& args, const ForwardList& frame, ListOnDevice parts,
                   const InstanceSet& instances, std::int32_t num_ctas, bool may_have_splits,
                   cudaStream_t stream) {
   const FeatureSet features = feature_set_of(args);
-  const bool is_plain = features == FeatureSet::Plain;
-  const bool has_two = is_plain && may_have_splits;
+  const bool has_two = may_have_splits && features == FeatureSet::Plain &&
+                       instances.of(FeatureSet::AnyOut) != instances.of(features);
   if (has_two) parts.wanted = WantedList::WithoutSplits;
   launch_list(args, frame, parts, *instances.of(features), num_ctas, stream);
   if (!has_two) return;
@@ -63,11 +63,12 @@ void launch_frame(const ForwardArgs& args, const ForwardList& frame, ListOnDevic
 
 }  // namespace
 
-DeviceListCall device_list_call(const ForwardArgs& args, std::int64_t num_slices,
+DeviceListCall device_list_call(std::span<const ForwardInstance> instances, bool has_clusters,
+                                const ForwardArgs& args, std::int64_t num_slices,
                                 const DeviceListTuning& tuning) {
-  DeviceListCall call{.instances = find_instances(forward_instances(), args),
-                      .tuning = tuning.forward};
+  DeviceListCall call{.instances = find_instances(instances, args), .tuning = tuning.forward};
   call.shape = list_shape(args, num_slices, *call.instances.of(FeatureSet::Plain), tuning);
+  call.shape.has_clusters = has_clusters;
   call.layout = device_list_layout(call.shape);
   call.workspace_bytes =
       static_cast<std::int64_t>(call.layout.size_bytes) +
@@ -86,7 +87,9 @@ void enqueue_forward(const ForwardArgs& args, const DeviceListCall& call, const 
   const ForwardList& frame = layout.frame;
   if (frame.num_items() > 0) {
     const std::int64_t most_items = frame.num_items() + max_splits(shape, layout);
-    const std::int32_t num_ctas = count_ctas(args.q.device, call.tuning, most_items, 1);
+    const std::int32_t num_ctas =
+        count_ctas(args.q.device, call.tuning, most_items,
+                   call.instances.of(FeatureSet::Plain)->config.ctas_per_sm());
     launch_frame(args, frame, parts, call.instances, num_ctas, most_items > frame.num_items(),
                  stream);
   }

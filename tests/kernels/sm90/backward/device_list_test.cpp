@@ -14,10 +14,17 @@
 namespace magi::test {
 namespace {
 
-using BackwardDeviceListTest = GpuTest;
+/// Parameter: the backend; empty: the first that serves the GPU.
+class BackwardDeviceListTest : public GpuTest, public ::testing::WithParamInterface<const char*> {
+ protected:
+  BackwardCase base() const {
+    BackwardCase test;
+    test.backend = GetParam();
+    return test;
+  }
+};
 
-BackwardCase case_of(RandomStream& random) {
-  BackwardCase test;
+BackwardCase case_of(RandomStream& random, BackwardCase test) {
   test.heads_kv = random.between(1, 2);
   test.heads_q = test.heads_kv << random.between(0, 3);
   test.dim_qk = test.dim_v = 64 << random.between(0, 2);
@@ -75,7 +82,8 @@ class DeviceCall {
         args_(inputs.args(test)),
         tuning_{.packed_heads = test.tuning.packed_heads,
                 .is_deterministic = test.tuning.is_deterministic,
-                .record_capacity = capacity},
+                .record_capacity = capacity,
+                .backend = test.backend},
         workspace_(backward_workspace_bytes(args_, num_slices, tuning_)) {
     outputs_.put_into(args_);
     args_.slices = {};
@@ -101,11 +109,11 @@ class DeviceCall {
   GuardedWorkspace workspace_;
 };
 
-TEST_F(BackwardDeviceListTest, GivesTheBitsOfTheHostsPlainList) {
+TEST_P(BackwardDeviceListTest, GivesTheBitsOfTheHostsPlainList) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     RandomStream random(seed);
-    BackwardCase test = case_of(random);
+    BackwardCase test = case_of(random, base());
     const std::int32_t rows_q = random.between(1, 400), rows_k = random.between(1, 500);
     const TypedRanges ranges = ranges_of(random, rows_q, rows_k, random.between(1, 30));
     test.mask = {rows_q, rows_k, ranges.bands(rows_q, rows_k)};
@@ -121,9 +129,9 @@ TEST_F(BackwardDeviceListTest, GivesTheBitsOfTheHostsPlainList) {
   }
 }
 
-TEST_F(BackwardDeviceListTest, GivesTheGradientsOfAllKindsOfMasks) {
+TEST_P(BackwardDeviceListTest, GivesTheGradientsOfAllKindsOfMasks) {
   constexpr std::int32_t kRows = 900;
-  BackwardCase test;
+  BackwardCase test = base();
   test.heads_q = 4;
   test.dim_qk = test.dim_v = 64;
   test.tuning.is_plain = true;
@@ -168,10 +176,10 @@ void expect_close(const GuardedTensor& tensor, const GuardedTensor& other) {
 }
 
 /// A graph whose masks have sums in order and without.
-TEST_F(BackwardDeviceListTest, ReplaysAGraphWithOtherKindsOfMasks) {
+TEST_P(BackwardDeviceListTest, ReplaysAGraphWithOtherKindsOfMasks) {
   constexpr std::int32_t kRows = 900;
   constexpr std::int32_t kSlices = 10;
-  BackwardCase test;
+  BackwardCase test = base();
   test.heads_q = 4;
   test.dim_qk = test.dim_v = 64;
   test.tuning = {.packed_heads = 1, .is_deterministic = false};
@@ -201,9 +209,9 @@ TEST_F(BackwardDeviceListTest, ReplaysAGraphWithOtherKindsOfMasks) {
   }
 }
 
-TEST_F(BackwardDeviceListTest, ReplaysAGraphWithOtherSlices) {
+TEST_P(BackwardDeviceListTest, ReplaysAGraphWithOtherSlices) {
   RandomStream random(3);
-  BackwardCase test;
+  BackwardCase test = base();
   test.heads_q = 8;
   test.tuning.is_plain = true;
   constexpr std::int32_t kRows = 500;
@@ -239,9 +247,9 @@ bool is_void(const GuardedTensor& tensor) {
   return true;
 }
 
-TEST_F(BackwardDeviceListTest, GradientsAreVoidBeyondTheCapacity) {
+TEST_P(BackwardDeviceListTest, GradientsAreVoidBeyondTheCapacity) {
   RandomStream random(4);
-  BackwardCase test;
+  BackwardCase test = base();
   test.tuning.is_plain = true;
   const TypedRanges ranges = random_ranges(random, 600, 600, 60);
   test.mask = {600, 600, ranges.bands(600, 600)};
@@ -257,9 +265,9 @@ TEST_F(BackwardDeviceListTest, GradientsAreVoidBeyondTheCapacity) {
   }
 }
 
-TEST_F(BackwardDeviceListTest, BadRangesAreClampedAndReported) {
+TEST_P(BackwardDeviceListTest, BadRangesAreClampedAndReported) {
   RandomStream random(5);
-  BackwardCase test;
+  BackwardCase test = base();
   test.tuning.is_plain = true;
   TypedRanges ranges = random_ranges(random, 500, 700, 50);
   ranges.q_ranges[2 * 20] = std::numeric_limits<std::int32_t>::min();
@@ -278,6 +286,8 @@ TEST_F(BackwardDeviceListTest, BadRangesAreClampedAndReported) {
   EXPECT_EQ(report.first_bad->index, 20);
   EXPECT_EQ(report.first_bad->field, "q_ranges[0]");
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, BackwardDeviceListTest, ::testing::Values("", "mma"));
 
 }  // namespace
 }  // namespace magi::test

@@ -87,7 +87,8 @@ void run_sync(const BackwardCase& test, Slices slices, const TypedRanges& ranges
   BackwardArgs args = inputs.args(test);
   outputs.put_into(args);
   args.slices = {};
-  const DeviceBackwardTuning tuning{.packed_heads = test.tuning.packed_heads};
+  const DeviceBackwardTuning tuning{.packed_heads = test.tuning.packed_heads,
+                                    .backend = test.backend};
   const GuardedWorkspace workspace(backward_workspace_bytes(args, ranges.count(), tuning));
   const DeviceRanges device(ranges);
   attention_backward_cuda(args, device.view(), workspace.view(), tuning, nullptr);
@@ -108,14 +109,15 @@ void expect_clean(const GuardedTensor& gradient, const std::vector<bool>& seen, 
   }
 }
 
-class BackwardUnseenTest
-    : public GpuTest,
-      public ::testing::WithParamInterface<std::tuple<std::int32_t, Slices, std::int32_t>> {};
+class BackwardUnseenTest : public GpuTest,
+                           public ::testing::WithParamInterface<
+                               std::tuple<std::int32_t, Slices, std::int32_t, const char*>> {};
 
 TEST_P(BackwardUnseenTest, RowsThatNobodySeesMayBeAnything) {
-  const auto [dim, slices, packed_heads] = GetParam();
+  const auto [dim, slices, packed_heads, backend] = GetParam();
   for (const Gaps& gaps : all_gaps()) {
     BackwardCase test;
+    test.backend = backend;
     test.heads_q = 8;
     test.num_sinks = packed_heads == 1 ? 1 : 0;
     set_instance_dims(test, dim);
@@ -148,11 +150,11 @@ TEST_P(BackwardUnseenTest, RowsThatNobodySeesMayBeAnything) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Dims, BackwardUnseenTest,
-                         ::testing::Combine(::testing::Values(64, 128, 192, 256),
-                                            ::testing::Values(Slices::Fast, Slices::Deterministic,
-                                                              Slices::OnDevice),
-                                            ::testing::Values(1, 4, 8)));
+INSTANTIATE_TEST_SUITE_P(
+    Dims, BackwardUnseenTest,
+    ::testing::Combine(::testing::Values(64, 128, 192, 256),
+                       ::testing::Values(Slices::Fast, Slices::Deterministic, Slices::OnDevice),
+                       ::testing::Values(1, 4, 8), ::testing::Values("", "mma")));
 
 }  // namespace
 }  // namespace magi::test

@@ -30,10 +30,10 @@ ForwardTuning tuning_with_most_heads(const ForwardCase& test) {
   return tuning;
 }
 
-void call_with_device_list(const ForwardArgs& args, const ForwardTuning& tuning) {
+void call_with_device_list(const ForwardCase& test, const ForwardArgs& args) {
   const std::optional<TypedRanges> ranges = typed_ranges(args.slices);
   ASSERT_TRUE(ranges);
-  const DeviceListTuning list_tuning{.forward = tuning};
+  const DeviceListTuning list_tuning{.forward = test.tuning, .backend = test.backend};
   const std::int64_t size_bytes = forward_workspace_bytes(args, ranges->count(), list_tuning);
   const StreamBuffer workspace = pool_memory(static_cast<std::size_t>(size_bytes));
   const DeviceRanges slices(*ranges);
@@ -76,9 +76,7 @@ void check_forward(const ForwardCase& test) {
   const Call with_host_list = [&](const ForwardArgs& args) {
     call_with_host_list(test, args, test.tuning);
   };
-  const Call with_device_list = [&](const ForwardArgs& args) {
-    call_with_device_list(args, test.tuning);
-  };
+  const Call with_device_list = [&](const ForwardArgs& args) { call_with_device_list(test, args); };
   const Call with_most_heads = [&](const ForwardArgs& args) {
     call_with_host_list(test, args, tuning_with_most_heads(test));
   };
@@ -88,7 +86,7 @@ void check_forward(const ForwardCase& test) {
     outputs.check_head(inputs.dense(head), counts, head, test.has_max_logits);
   }
   // Once more, where ranges can say the mask with a list made on the device.
-  const bool is_typed = test.backend.empty() && typed_ranges(test.mask.slices).has_value();
+  const bool is_typed = typed_ranges(test.mask.slices).has_value();
   const bool has_other_packing = is_typed && test.tuning.packed_heads == 0;
   GuardedOutputs packed(test.shape(), test.out_type());
   if (has_other_packing) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/attention/backend.hpp"
 #include "kernels/schedule/host/forward_list.hpp"
 #include "magi/error.hpp"
 #include "support/gpu/device_slices.hpp"
@@ -14,7 +15,11 @@
 namespace magi::test {
 namespace {
 
-using ForwardDeviceListTest = GpuTest;
+/// Parameter: the backend; empty: the first that serves the GPU.
+class ForwardDeviceListTest : public GpuTest, public ::testing::WithParamInterface<const char*> {
+ protected:
+  DeviceListTuning tuning() const { return {.backend = GetParam()}; }
+};
 
 struct CallShape {
   std::int32_t rows_q = 700;
@@ -44,7 +49,9 @@ class Caller {
     ForwardTuning tuning = tuning_.forward;
     tuning.packed_heads = report().packed_heads;
     tensors_.poison_sync();
-    attention_forward_cuda(args, ForwardWork(args, tuning), nullptr);
+    find_backend(tuning_.backend, args.q.device)
+        ->prepare_forward(args, tuning)
+        ->run(args, {}, nullptr);
     return tensors_.results_sync();
   }
 
@@ -104,7 +111,7 @@ bool has_joined_slices(const CallShape& shape, const TypedRanges& ranges) {
                                .rows_k = shape.rows_k,
                                .heads_q = shape.heads_q,
                                .heads_kv = shape.heads_kv};
-  for (const std::int32_t rows : {128, 192}) {
+  for (const std::int32_t rows : {64, 128, 192}) {
     const TileShape tile{.rows = rows};
     for (const std::int32_t heads : allowed_packed_heads(problem, tile)) {
       if (has_other_bands(build_forward_list(problem, bands, tile, heads), bands)) return true;
@@ -120,24 +127,24 @@ TypedRanges separate_ranges(RandomStream& random, const CallShape& shape, std::i
   return ranges;
 }
 
-TEST_F(ForwardDeviceListTest, GivesTheBitsOfTheHostsList) {
+TEST_P(ForwardDeviceListTest, GivesTheBitsOfTheHostsList) {
   for (RandomStream& random : testing::RandomStreams(60)) {
     CallShape shape{.rows_q = random.between(1, 700), .rows_k = random.between(1, 900)};
     shape.heads_q = 2 << random.between(0, 3);
     shape.dim = 64 << random.between(0, 2);
     const TypedRanges ranges = ranges_of(random, shape, random.between(0, 30));
-    const Caller caller(shape, ranges.count(), {});
+    const Caller caller(shape, ranges.count(), tuning());
     ASSERT_NO_FATAL_FAILURE(caller.expect_bits_of_host_list(ranges));
     ASSERT_FALSE(caller.report().is_overflowing);
     ASSERT_FALSE(caller.report().first_bad);
   }
 }
 
-TEST_F(ForwardDeviceListTest, GivesTheSameBitsBeyondTheCapacity) {
+TEST_P(ForwardDeviceListTest, GivesTheSameBitsBeyondTheCapacity) {
   for (RandomStream& random : testing::RandomStreams(40)) {
     const CallShape shape;
     const TypedRanges ranges = separate_ranges(random, shape, 60);
-    DeviceListTuning tuning;
+    DeviceListTuning tuning = this->tuning();
     tuning.record_capacity = random.between(1, 40);
     const Caller caller(shape, ranges.count(), tuning);
     ASSERT_NO_FATAL_FAILURE(caller.expect_bits_of_host_list(ranges));
@@ -146,13 +153,13 @@ TEST_F(ForwardDeviceListTest, GivesTheSameBitsBeyondTheCapacity) {
   }
 }
 
-TEST_F(ForwardDeviceListTest, GivesTheSameBitsInSplits) {
+TEST_P(ForwardDeviceListTest, GivesTheSameBitsInSplits) {
   std::int32_t num_cut = 0;
   for (RandomStream& random : testing::RandomStreams(60)) {
     CallShape shape{.rows_q = random.between(1, 300), .rows_k = random.between(400, 2000)};
     shape.dim = 64 << random.between(0, 2);
     const TypedRanges ranges = separate_ranges(random, shape, random.between(1, 30));
-    DeviceListTuning tuning;
+    DeviceListTuning tuning = this->tuning();
     tuning.forward.max_pieces = random.chance(50) ? 0 : 1000;
     tuning.forward.piece_cost = random.between(1, 8);
     if (random.chance(30)) tuning.record_capacity = random.between(1, 10);
@@ -164,7 +171,7 @@ TEST_F(ForwardDeviceListTest, GivesTheSameBitsInSplits) {
 }
 
 /// Rows of a prefix tree's nodes see their ancestors, slice by slice, which tiles join.
-TEST_F(ForwardDeviceListTest, GivesTheBitsOfTheHostsListWhereSlicesAreJoined) {
+TEST_P(ForwardDeviceListTest, GivesTheBitsOfTheHostsListWhereSlicesAreJoined) {
   int num_joined = 0;
   for (RandomStream& random : testing::RandomStreams(60)) {
     CallShape shape{.rows_q = random.between(300, 1500)};
@@ -182,18 +189,18 @@ TEST_F(ForwardDeviceListTest, GivesTheBitsOfTheHostsListWhereSlicesAreJoined) {
       begin = node.end;
     }
     num_joined += has_joined_slices(shape, ranges) ? 1 : 0;
-    const Caller caller(shape, ranges.count(), {});
+    const Caller caller(shape, ranges.count(), tuning());
     ASSERT_NO_FATAL_FAILURE(caller.expect_bits_of_host_list(ranges));
   }
   EXPECT_GT(num_joined, 40);
 }
 
-TEST_F(ForwardDeviceListTest, ReplaysAGraphWithOtherSlices) {
+TEST_P(ForwardDeviceListTest, ReplaysAGraphWithOtherSlices) {
   RandomStream random(3);
   const CallShape shape{.rows_q = 768};
   constexpr std::int32_t kSlices = 40;
   DeviceRanges device(ranges_of(random, shape, kSlices));
-  const Caller caller(shape, kSlices, {});
+  const Caller caller(shape, kSlices, tuning());
   const Stream stream;
   const Graph graph(stream.handle(), [&] { caller.enqueue(device, stream.handle()); });
   for (int round = 0; round < 20; ++round) {
@@ -217,7 +224,7 @@ TEST_F(ForwardDeviceListTest, ReplaysAGraphWithOtherSlices) {
   }
 }
 
-TEST_F(ForwardDeviceListTest, BadRangesAreClampedAndReported) {
+TEST_P(ForwardDeviceListTest, BadRangesAreClampedAndReported) {
   RandomStream random(4);
   const CallShape shape;
   for (const std::int64_t capacity : {0, 7}) {
@@ -230,7 +237,7 @@ TEST_F(ForwardDeviceListTest, BadRangesAreClampedAndReported) {
       ranges.k_ranges[2 * 22] = std::numeric_limits<std::int32_t>::max();
       ranges.types[23] = 77;
     } while (has_joined_slices(shape, ranges));
-    DeviceListTuning tuning;
+    DeviceListTuning tuning = this->tuning();
     tuning.record_capacity = capacity;
     const Caller caller(shape, ranges.count(), tuning);
     ASSERT_NO_FATAL_FAILURE(caller.expect_bits_of_host_list(ranges));
@@ -241,14 +248,15 @@ TEST_F(ForwardDeviceListTest, BadRangesAreClampedAndReported) {
   }
 }
 
-TEST_F(ForwardDeviceListTest, RefusesWhatItCannotUse) {
+TEST_P(ForwardDeviceListTest, RefusesWhatItCannotUse) {
   RandomStream random(5);
   const CallShape shape;
   const DeviceRanges ranges(ranges_of(random, shape, 10));
-  const Caller caller(shape, 10, {});
+  const Caller caller(shape, 10, tuning());
   const ForwardArgs args = caller.tensors().args();
   const auto refuses = [&](const DeviceSlices& slices, const DeviceWorkspace& workspace) {
-    EXPECT_THROW(attention_forward_cuda(args, slices, workspace, {}, nullptr), InvalidArgument);
+    EXPECT_THROW(attention_forward_cuda(args, slices, workspace, tuning(), nullptr),
+                 InvalidArgument);
   };
   DeviceSlices slices = ranges.view();
   slices.k_ranges.dtype = DType::Int64;
@@ -266,6 +274,8 @@ TEST_F(ForwardDeviceListTest, RefusesWhatItCannotUse) {
   workspace.data = static_cast<std::byte*>(workspace.data) + 16;
   refuses(ranges.view(), workspace);
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, ForwardDeviceListTest, ::testing::Values("", "mma"));
 
 }  // namespace
 }  // namespace magi::test
