@@ -20,8 +20,8 @@ struct StepTrace {
   template <typename Body>
   void pass_span(Pass pass, const Body& body) {
     is_backward = pass == Pass::Backward;
+    ++present_call;  // which one that throws has to itself, too
     span(SpanKind::Pass, -1, body);
-    ++num_calls;
   }
   /// Runs `body` as a span of a step of the pass's list, or of a wait for one.
   template <typename Body>
@@ -31,7 +31,7 @@ struct StepTrace {
     body();
     spans.push_back({.kind = kind,
                      .is_backward = is_backward,
-                     .call = num_calls,
+                     .call = present_call,
                      .step = static_cast<std::int32_t>(step),
                      .begin_ns = begin_ns,
                      .end_ns = now_ns()});
@@ -43,7 +43,7 @@ struct StepTrace {
 
   bool is_on = false;
   bool is_backward = false;
-  std::int32_t num_calls = 0;
+  std::int32_t present_call = -1;
   std::vector<StepSpan> spans = {};
 };
 

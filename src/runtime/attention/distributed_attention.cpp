@@ -73,15 +73,18 @@ struct AttentionState {
   }
 
   void execute(const PassArgs& args, void* stream) {
-    StepCall call(steps, at(args.inputs.q.device), args, stream, trace);
+    std::optional<StepCall> call;
     std::optional<FlatTensors> per_share;
-    if (steps.shares.count > 1) per_share.emplace(call);
-    abort_group_unless_refused(communicator, [&] { call.prepare_pass(); });
+    abort_group_unless_refused(communicator, [&] {
+      call.emplace(steps, at(args.inputs.q.device), args, stream, trace);
+      if (steps.shares.count > 1) per_share.emplace(*call);
+      call->prepare_pass();
+    });
     abort_group_on_error(communicator, [&] {
-      call.begin();
+      call->begin();
       trace.pass_span(args.pass, [&] {
         if (per_share) per_share->fill();
-        run_steps(call);
+        run_steps(*call);
         if (per_share) per_share->give();
       });
     });

@@ -191,6 +191,7 @@ void copy_units(const TensorView& source, const TensorView& target, cudaStream_t
 
 void copy_device_elements(const TensorView& source, const TensorView& target, void* stream) {
   if (source.num_elements() == 0) return;
+  MAGI_CHECK(source.rank >= 3);
   const DeviceScope scope(target.device);
   const cudaStream_t queue = queue_of(stream);
   if (has_fours(source, target)) return convert_fours(source, target, queue);
