@@ -11,10 +11,10 @@
 #include "bench/document_bench.hpp"
 #include "magi/plan.hpp"
 
-// CPU time of whole plans, which one thread makes: packed causal documents and one causal document.
-// What else the machine does counts as far as it shares caches and clocks. And exchange memory
-// under the default bound, with the predicted step over that of no bound. plan_bench [--out FILE]
-// [--draws bench/data/document_draws.json]
+// CPU time of whole plans, which one thread makes: packed causal documents, also on a slow network,
+// and one causal document. What else the machine does counts as far as it shares caches and clocks.
+// And exchange memory under the default bound, with the predicted step over that of no bound.
+// plan_bench [--out FILE] [--draws bench/data/document_draws.json]
 namespace {
 
 using magi::Mask;
@@ -88,6 +88,11 @@ nlohmann::json run(const magi::bench::Options& options) {
   add("plan.docs1m.p64.ms", mean_over_draws(draws.at("1048576"), config_of(64, 512), 40));
   add("plan.docs1m.p1024.ms", mean_over_draws(draws.at("1048576"), config_of(1024, 512), 10));
   add("plan.causal4m.p256.ms", least_ms(packed_causal({4194304}), config_of(256, 0), 30));
+  // Nodes of 8 whose rows between them cost 20 times others.
+  PlanConfig dear = config_of(256, 0);
+  dear.devices_per_node = 8;
+  dear.cost.network_bytes_per_second = dear.cost.bytes_per_second / 20;
+  add("plan.dear.p256.ms", mean_over_draws(draws.at("1048576"), dear, 5));
   PlanConfig config = config_of(256, 0);
   config.num_heads_q = 32;
   const auto [gib, over_unbounded] = bounded_memory(packed_causal({4194304}), config);

@@ -16,6 +16,7 @@
 #include "plan/cost/report.hpp"
 #include "plan/cost/timeline.hpp"
 #include "plan/place_rows.hpp"
+#include "plan/placement/automatic.hpp"
 #include "plan/tables/layout.hpp"
 #include "plan/tables/needs.hpp"
 #include "plan/tables/ranks.hpp"
@@ -154,67 +155,72 @@ class PlacedMask {
   PlacedMask(const Mask& mask, const PlanConfig& config) : mask_(mask), config_(config) {}
 
   PlanWithLoads plan(const PlacementConfig& placement, const Way& way) {
-    const PlacedRows& rows = rows_of(placement);
-    return finish_plan(
-        {.mask = mask_, .config = config_, .placement_q = rows.q, .placement_k = rows.k}, way);
+    PlacedRows& rows = rows_of(placement);
+    const bool is_keys = !way.is_moving_queries && way.num_head_shares == 1;
+    if (is_keys && rows.keys) return *std::exchange(rows.keys, std::nullopt);
+    return finish_on(rows.q, rows.k, way);
   }
   /// Keys alone, with chunks exchanged between ranks for the sake of the step's time.
   PlanWithLoads plan_for_step(const PlacementConfig& placement) {
     const Placement rows = planner::place_for_step(mask_, config_, rows_of(placement).q);
-    return finish_plan({.mask = mask_, .config = config_, .placement_q = rows, .placement_k = rows},
-                       {});
+    return finish_on(rows, rows, {});
   }
 
  private:
   struct PlacedRows {
     PlacementConfig config;
-    Placement q;
-    Placement k;
+    Placement q = {};
+    Placement k = {};
+    std::optional<PlanWithLoads> keys = {};  ///< their plan of keys alone, if made, until taken
   };
 
-  const PlacedRows& rows_of(const PlacementConfig& placement) {
-    const auto known = std::ranges::find(known_, placement, &PlacedRows::config);
-    if (known != known_.end()) return *known;
-    Placement q =
-        fastest_of(planner::asks_for_runs(config_) ? planner::placements_for_runs(mask_, config_)
-                                                   : placements_for_nodes(placement));
-    Placement k = place_of_keys(mask_, config_, q);
-    known_.push_back({placement, std::move(q), std::move(k)});
-    return known_.back();
+  PlanWithLoads finish_on(const Placement& q, const Placement& k, const Way& way) const {
+    return finish_plan({.mask = mask_, .config = config_, .placement_q = q, .placement_k = k}, way);
   }
 
-  /// The placement that was asked for and, if rows between nodes are dear, others to choose from:
-  /// less even ones may move less.
+  PlacedRows& rows_of(const PlacementConfig& placement) {
+    const auto known = std::ranges::find(known_, placement, &PlacedRows::config);
+    if (known != known_.end()) return *known;
+    PlacedRows& rows = known_.emplace_back(placement);
+    keep_fastest(planner::asks_for_runs(config_) ? planner::placements_for_runs(mask_, config_)
+                                                 : placements_for_nodes(placement),
+                 rows);
+    return rows;
+  }
+
+  /// The placement that was asked for or, if rows between nodes are dear, many to choose from: less
+  /// even ones may move less.
   std::vector<Placement> placements_for_nodes(PlacementConfig how) const {
     constexpr std::int32_t kDear = 12;
+    const std::int32_t num_ranks = config_.num_ranks;
     const NodeShape nodes{config_.devices_per_node, crossing_price(config_.cost)};
-    std::vector<Placement> found;
-    const auto add = [&](PlacementAlgorithm algorithm) {
-      how.algorithm = algorithm;
-      found.push_back(place(mask_, config_.num_ranks, how, nodes));
-    };
-    add(how.algorithm);
     if (how.algorithm != PlacementAlgorithm::Auto || !has_nodes(config_) ||
         nodes.crossing_price < kDear) {
-      return found;
+      return {place(mask_, num_ranks, how, nodes)};
     }
-    add(PlacementAlgorithm::Thorough);
-    add(PlacementAlgorithm::Zigzag);
-    add(PlacementAlgorithm::SequentialSelect);
+    how.algorithm = PlacementAlgorithm::SequentialSelect;
+    const Placement like = place(mask_, num_ranks, how, nodes);
+    const ChunkTable table = make_chunk_table(mask_, like.num_rows, like.chunk_size);
+    const PlacementLimits limits =
+        placement_limits(like.num_chunks(), num_ranks, how.token_tolerance);
+    std::vector<Placement> found;
+    for (std::vector<std::int32_t>& chunk_rank : place_to_choose(table, limits, nodes)) {
+      found.push_back(
+          placement_from_chunks(like.num_rows, like.chunk_size, num_ranks, std::move(chunk_rank)));
+    }
     return found;
   }
 
-  /// The placement with the fastest plan that moves keys alone.
-  Placement fastest_of(std::vector<Placement> placements) const {
-    if (placements.size() == 1) return std::move(placements.front());
-    std::optional<PlanWithLoads> kept;
-    for (const Placement& q : placements) {
-      const Placement k = place_of_keys(mask_, config_, q);
-      keep_faster(
-          finish_plan({.mask = mask_, .config = config_, .placement_q = q, .placement_k = k}, {}),
-          kept);
+  /// Keeps the placement with the fastest plan that moves keys alone; an only one is not planned.
+  void keep_fastest(const std::vector<Placement>& choices, PlacedRows& rows) const {
+    rows.q = choices.front();
+    rows.k = place_of_keys(mask_, config_, rows.q);
+    if (choices.size() == 1) return;
+    for (const Placement& q : choices) {
+      keep_faster(finish_on(q, place_of_keys(mask_, config_, q), {}), rows.keys);
     }
-    return std::move(kept->plan.placement_q);
+    rows.q = rows.keys->plan.placement_q;
+    rows.k = rows.keys->plan.placement_k;
   }
 
   const Mask& mask_;

@@ -108,6 +108,53 @@ TEST(Plan, PlacedMasksOfEveryDegreeAttendTheSamePairs) {
   }
 }
 
+/// Seconds of a step of keys alone in a placement.
+double step_in(const Mask& mask, PlanConfig config, PlacementAlgorithm algorithm) {
+  config.placement.algorithm = algorithm;
+  const PlanReport report = make_plan(mask, config).report;
+  return report.forward_seconds + report.backward_seconds;
+}
+
+TEST(Plan, WhereRowsBetweenNodesAreDearNoPlacementOfFewChunksIsFaster) {
+  for (RandomStream& random : testing::RandomStreams(60)) {
+    const bool is_square = random.chance(70);
+    const Mask mask = random_mask(random, {.is_square = is_square});
+    PlanConfig config = random_config(random);
+    config.devices_per_node = random.between(1, 3);
+    config.cost = slow_cost(random);
+    config.cost.network_bytes_per_second = config.cost.bytes_per_second / random.between(12, 40);
+    const Plan plan = make_plan(mask, config);
+    EXPECT_EQ(testing::judge_plan(plan), "");
+    EXPECT_EQ(plan, make_plan_on(mask, config, plan.placement_q, plan.placement_k));
+    if (!is_square) continue;  // keys would be placed in another way too
+    const auto place_as = [&](PlacementAlgorithm algorithm) {
+      PlacementConfig how = config.placement;
+      how.algorithm = algorithm;
+      return place(mask, config.num_ranks, how);
+    };
+    // One causal document, whose zigzag is all that searches would begin from.
+    const bool is_closed =
+        place_as(PlacementAlgorithm::Auto) == place_as(PlacementAlgorithm::Zigzag);
+    for (const auto other : {PlacementAlgorithm::Thorough, PlacementAlgorithm::Zigzag,
+                             PlacementAlgorithm::SequentialSelect}) {
+      if (is_closed && other == PlacementAlgorithm::Thorough) continue;
+      EXPECT_LE(plan.report.forward_seconds + plan.report.backward_seconds,
+                step_in(mask, config, other));
+    }
+  }
+}
+
+TEST(Plan, WhereRowsBetweenNodesAreLessDearAutoIsKept) {
+  for (RandomStream& random : testing::RandomStreams(20)) {
+    const Mask mask = random_mask(random, {.is_square = true});
+    PlanConfig config = random_config(random);
+    config.devices_per_node = 2;
+    config.cost.network_bytes_per_second = config.cost.bytes_per_second / 11;
+    EXPECT_EQ(make_plan(mask, config).placement_q,
+              place(mask, config.num_ranks, config.placement, {2, 11}));
+  }
+}
+
 TEST(Plan, SameInputsGiveEqualPlans) {
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     RandomStream first(seed);

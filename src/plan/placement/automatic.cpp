@@ -2,7 +2,9 @@
 #include "plan/placement/automatic.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "plan/placement/block_keys.hpp"
@@ -34,6 +36,15 @@ constexpr std::int32_t kRepairPrice = 4096;
 constexpr std::int64_t kSpare = 19;
 constexpr std::int64_t kSpareOfNodes = 5;
 constexpr int kRepairsOfNodes = 8;
+// Choices where rows between nodes are dear: how uneven nodes may be, and in how many groups of
+// them rows are in order. Of 1 to 32 groups of 256 ranks, 4 and 8 left the shortest steps; one
+// group is worth its time among few chunks.
+constexpr std::int64_t kSparesOfChoices[] = {kSpareOfNodes, 20, 100};
+constexpr std::int32_t kGroups[] = {1, 4, 8};
+constexpr std::int32_t kMostChunksInOneGroup = 1024;
+constexpr std::int32_t kMostChunksOfThorough = 256;  ///< it takes longer than all others above
+constexpr std::int64_t kChoiceVisitsPerChunk = 512;  ///< up to kMostChunksOfVisits
+constexpr std::int32_t kMostChunksOfVisits = 512;
 
 struct Setting {
   const ChunkTable& table;
@@ -42,6 +53,7 @@ struct Setting {
   Assignment heap;
   AssignmentCost heap_cost;
   SearchTarget target;
+  std::int64_t filled = 0;  ///< area of which the greedy start fills ranks to a share
 };
 
 AssignmentCost cost_of(const ChunkTable& table, const Assignment& rank_of,
@@ -59,10 +71,10 @@ AssignmentCost cost_of(const ChunkTable& table, const Assignment& rank_of,
 template <typename Keys>
 Setting make_setting(const ChunkTable& table, const PlacementLimits& limits, const Keys& keys,
                      std::int64_t spare = kSpare) {
-  Setting setting{table, limits, chunks_by_area(table), {}, {}, {}};
+  Setting setting{table, limits, chunks_by_area(table), {}, {}, {}, {}};
   setting.heap = place_min_heap(table, limits, setting.order);
   setting.heap_cost = cost_of(table, setting.heap, limits, keys);
-  const std::int64_t mean = table.total_area() / limits.num_ranks;
+  const std::int64_t mean = setting.filled = table.total_area() / limits.num_ranks;
   setting.target.largest_area =
       std::max(setting.heap_cost.largest_area, mean + mean / 1000 * spare);
   setting.target.chunk_size = table.chunk_size;
@@ -127,20 +139,30 @@ Candidate search_from(const Setting& setting, const Keys& keys, const Assignment
 
 /// The load to which the greedy start fills ranks.
 AreaCaps soft_caps(const Setting& setting) {
-  const std::int64_t mean = setting.table.total_area() / setting.limits.num_ranks;
   const bool is_many = ranks_together(setting.limits) > kManyRanks;
   const std::int64_t percent = is_many ? kSoftPercentManyRanks : kSoftPercent;
-  return {mean / 100 * percent, setting.target.largest_area};
+  return {setting.filled / 100 * percent, setting.target.largest_area};
 }
 
+/// The request to a search.
+struct Search {
+  bool has_closed_forms = true;
+  bool prefers_closed_forms = false;  ///< to min heap, where neither is better
+  std::int64_t visits = 0;            ///< of the longer search, over what one costs; 0: none
+};
+
 template <typename Keys>
-Candidate fast(const Setting& setting, const Keys& keys, std::optional<Candidate> closed) {
+Candidate fast(const Setting& setting, const Keys& keys, Search how) {
+  std::optional<Candidate> closed;
+  if (how.has_closed_forms) closed = best_closed_form(setting, keys);
   const std::int64_t target = setting.target.largest_area;
   Candidate best{setting.heap, setting.heap_cost};
   const auto keep_better = [&](Candidate candidate) {
     if (is_better(candidate.cost, best.cost, target)) best = std::move(candidate);
   };
-  if (closed) {
+  if (closed && how.prefers_closed_forms && !is_better(best.cost, closed->cost, target)) {
+    best = *std::move(closed);
+  } else if (closed) {
     keep_better(std::move(*closed));
   } else {
     AffinityGreedy<Keys> greedy(keys, setting.table, setting.limits);
@@ -151,28 +173,20 @@ Candidate fast(const Setting& setting, const Keys& keys, std::optional<Candidate
 
 /// The result of `fast`, after a longer search.
 template <typename Keys>
-Candidate slow(const Setting& setting, const Keys& keys, Candidate best) {
+Candidate slow(const Setting& setting, const Keys& keys, Candidate best, std::int64_t visits) {
   PairSearch<Keys> search(keys, setting.table, setting.limits, setting.target);
   search.start_from(best.rank_of);
-  improve_by_kicks(search, kPrice,
-                   kThoroughVisitsPerChunk * setting.table.num_chunks() / keys.visit_cost());
+  improve_by_kicks(search, kPrice, visits / keys.visit_cost());
   Assignment found = search.assignment();
   const AssignmentCost cost = cost_of(setting.table, found, setting.limits, keys);
   if (is_better(cost, best.cost, setting.target.largest_area)) best = {std::move(found), cost};
   return best;
 }
 
-/// The request to a search.
-struct Search {
-  bool has_closed_forms = true;
-  bool is_thorough = false;
-};
-
 template <typename Keys>
 Candidate run(const Setting& setting, const Keys& keys, Search how) {
-  Candidate best =
-      fast(setting, keys, how.has_closed_forms ? best_closed_form(setting, keys) : std::nullopt);
-  return how.is_thorough ? slow(setting, keys, std::move(best)) : best;
+  Candidate best = fast(setting, keys, how);
+  return how.visits > 0 ? slow(setting, keys, std::move(best), how.visits) : best;
 }
 
 std::vector<std::int32_t> nodes_of(const Assignment& rank_of, std::int32_t devices_per_node) {
@@ -182,19 +196,30 @@ std::vector<std::int32_t> nodes_of(const Assignment& rank_of, std::int32_t devic
   return nodes;
 }
 
+/// The limits of nodes, as if these were ranks.
+PlacementLimits limits_of_nodes(const PlacementLimits& limits, std::int32_t devices_per_node) {
+  return {.num_ranks = limits.num_ranks / devices_per_node,
+          .max_chunks = limits.max_chunks * devices_per_node};
+}
+
+/// The chunks of nodes to the ranks of each.
+template <typename Keys>
+Candidate run_inside(Setting inside, const Keys& keys, const Assignment& node_of,
+                     std::int32_t devices_per_node) {
+  inside.limits.devices_per_node = devices_per_node;
+  AffinityGreedy<Keys> greedy(keys, inside.table, inside.limits, node_of);
+  return search_from(inside, keys, greedy.run(inside.order, soft_caps(inside)));
+}
+
 /// Chunks to nodes, as if these were ranks, then to the ranks of each node.
 template <typename Keys>
 Candidate run_by_node(const Setting& setting, const Keys& keys, Search how,
                       std::int32_t devices_per_node) {
   const PlacementLimits& limits = setting.limits;
-  const PlacementLimits of_nodes{.num_ranks = limits.num_ranks / devices_per_node,
-                                 .max_chunks = limits.max_chunks * devices_per_node};
+  const PlacementLimits of_nodes = limits_of_nodes(limits, devices_per_node);
   const Setting nodes = make_setting(setting.table, of_nodes, keys, kSpareOfNodes);
   const Assignment node_of = run(nodes, keys, how).rank_of;
-  Setting inside = setting;
-  inside.limits.devices_per_node = devices_per_node;
-  AffinityGreedy<Keys> greedy(keys, inside.table, inside.limits, node_of);
-  Candidate found = search_from(inside, keys, greedy.run(inside.order, soft_caps(inside)));
+  Candidate found = run_inside(setting, keys, node_of, devices_per_node);
   if (found.cost.largest_area <= setting.target.largest_area) return found;
   // Some node has too few light chunks beside its heavy ones: its ranks exchange with any others.
   PairSearch<Keys> search(keys, setting.table, limits, setting.target);
@@ -232,6 +257,46 @@ Assignment best_of(const ChunkTable& table, const PlacementLimits& limits, const
   return is_cheaper ? by_node.rank_of : best.rank_of;
 }
 
+/// Does what place_to_choose does for any mask but one causal document.
+template <typename Keys>
+std::vector<Assignment> search_to_choose(const ChunkTable& table, const PlacementLimits& limits,
+                                         const Keys& keys, const NodeShape& nodes) {
+  std::vector<Assignment> found{place_zigzag(table, limits), place_sequential(table, limits)};
+  const auto add = [&](Assignment other) {
+    if (std::ranges::find(found, other) == found.end()) found.push_back(std::move(other));
+  };
+  const bool is_last_full = limits.num_ranks % nodes.devices_per_node == 0;
+  const std::int32_t node = is_last_full ? nodes.devices_per_node : 1;
+  const PlacementLimits of_nodes = limits_of_nodes(limits, node);
+  const Setting ranks = make_setting(table, limits, keys);
+  const std::int32_t num_chunks = table.num_chunks();
+  const auto inside = [&](Setting of, const Assignment& node_of, std::int32_t size, bool fills) {
+    const std::int64_t mean = largest_area(table, node_of, of.limits.num_ranks / size) / size;
+    of.target.largest_area = std::max(of.target.largest_area, mean + mean / 1000 * kSpare);
+    if (fills) of.filled = of.target.largest_area;
+    return run_inside(std::move(of), keys, node_of, size).rank_of;
+  };
+  Search how{.prefers_closed_forms = true};
+  add(best_of(table, limits, keys, how, nodes));
+  for (const std::int64_t spare : kSparesOfChoices) {
+    const Setting uneven = make_setting(table, of_nodes, keys, spare);
+    const bool is_first = spare == kSpareOfNodes;
+    how.visits = is_first ? kChoiceVisitsPerChunk * std::min(num_chunks, kMostChunksOfVisits) : 0;
+    add(inside(ranks, run(uneven, keys, how).rank_of, node, is_first));
+    // In order the ranks of few nodes would own what all of a tree see.
+    if (!is_first || !std::is_same_v<Keys, MonotoneKeys>) continue;
+    for (const std::int32_t most : kGroups) {
+      if (most == 1 && num_chunks > kMostChunksInOneGroup) continue;
+      const std::int32_t size = of_nodes.num_ranks / std::gcd(most, of_nodes.num_ranks);
+      const Assignment group_of = place_sequential(table, limits_of_nodes(of_nodes, size));
+      add(inside(ranks, inside(uneven, group_of, size, true), node, true));
+    }
+  }
+  if (num_chunks > kMostChunksOfThorough) return found;
+  add(best_of(table, limits, keys, {.visits = kThoroughVisitsPerChunk * num_chunks}, nodes));
+  return found;
+}
+
 Assignment search(const ChunkTable& table, const PlacementLimits& limits, Search how,
                   const NodeShape& nodes) {
   const std::optional<MonotoneKeys> keys = MonotoneKeys::from(table);
@@ -256,7 +321,15 @@ Assignment place_automatic(const ChunkTable& table, const PlacementLimits& limit
 
 Assignment place_thorough(const ChunkTable& table, const PlacementLimits& limits,
                           const NodeShape& nodes) {
-  return search(table, limits, {.is_thorough = true}, nodes);
+  return search(table, limits, {.visits = kThoroughVisitsPerChunk * table.num_chunks()}, nodes);
+}
+
+std::vector<Assignment> place_to_choose(const ChunkTable& table, const PlacementLimits& limits,
+                                        const NodeShape& nodes) {
+  const std::optional<MonotoneKeys> keys = MonotoneKeys::from(table);
+  if (!keys) return search_to_choose(table, limits, BlockKeys(table), nodes);
+  if (!keys->is_one_causal_document(table)) return search_to_choose(table, limits, *keys, nodes);
+  return {place_zigzag(table, limits), place_sequential(table, limits)};
 }
 
 }  // namespace magi

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <vector>
+
 #include "plan/placement/classic.hpp"
 
 namespace magi {
@@ -21,5 +23,11 @@ Assignment place_thorough(const ChunkTable& table, const PlacementLimits& limits
 /// Load-capped affinity greedy, then a bounded local search over pairs of ranks.
 Assignment place_affinity(const ChunkTable& table, const PlacementLimits& limits,
                           const NodeShape& nodes = {});
+
+/// Placements to choose from by their steps if rows that enter nodes are dear: zigzag, sequential
+/// and, but for one causal document, automatic, nodes of more and more uneven area, groups of nodes
+/// with rows in order and, of few chunks, thorough. Ranks are as even as the heaviest node allows.
+std::vector<Assignment> place_to_choose(const ChunkTable& table, const PlacementLimits& limits,
+                                        const NodeShape& nodes);
 
 }  // namespace magi

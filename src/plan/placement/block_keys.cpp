@@ -95,10 +95,10 @@ void BlockKeys::Pair::fill_gains(const Side& from, const Side& to,
     for (std::size_t w = 0; w < keys_->words_; ++w) {
       if (seen[w] == 0 && own[w] == 0) continue;
       const Word alone = seen[w] & ~from.twice[w];
-      blocks -= count_bits(alone & ~from.own[w]);
-      blocks += count_bits(from.once[w] & ~alone & own[w]);
-      blocks += count_bits(seen[w] & ~to.once[w] & ~to.own[w] & ~own[w]);
-      blocks -= count_bits(to.once[w] & ~to.own[w] & own[w]);
+      // One side of each pair lies in the chunk's own rows, which are of from.own, the other not.
+      blocks += count_bits((seen[w] & ~to.once[w] & ~to.own[w] & ~own[w]) |
+                           (from.once[w] & ~alone & own[w]));
+      blocks -= count_bits((alone & ~from.own[w]) | (to.once[w] & ~to.own[w] & own[w]));
     }
     gain[a] = blocks * keys_->block_rows_;
   }

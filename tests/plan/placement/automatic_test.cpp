@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "plan/placement/automatic.hpp"
+
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "magi/error.hpp"
+#include "plan/placement/evaluate.hpp"
 #include "plan/placement/placement_cases.hpp"
 #include "support/random_streams.hpp"
 
@@ -133,6 +137,56 @@ TEST(AutoPlacement, PrefersTheNodeByThePriceOfCrossing) {
     }
     EXPECT_LT(10 * node_rows, 9 * per_share_rows) << placement_name(algorithm);
   }
+}
+
+TEST(AutoPlacement, ChoicesKeepTheCountsOfChunksAndDiffer) {
+  std::size_t most = 0;
+  for (RandomStream& random : testing::RandomStreams(40)) {
+    const Mask mask = testing::random_square_mask(random, 60, 250);
+    const NodeShape nodes{random.between(1, 4), random.between(12, 40)};
+    const std::int32_t ranks = nodes.devices_per_node * random.between(2, 6) + random.between(0, 1);
+    const ChunkTable table = make_chunk_table(mask, mask.rows_q, random.between(1, 2));
+    const PlacementLimits limits =
+        placement_limits(table.num_chunks(), ranks, random.chance(30) ? 0.5 : 0.0);
+    const std::vector<Assignment> choices = place_to_choose(table, limits, nodes);
+    for (const Assignment& rank_of : choices) {
+      std::vector<std::int32_t> counts(static_cast<std::size_t>(ranks));
+      for (const std::int32_t rank : rank_of) ++counts.at(static_cast<std::size_t>(rank));
+      EXPECT_LE(*std::ranges::max_element(counts), limits.max_chunks);
+      EXPECT_EQ(std::ranges::count(choices, rank_of), 1);
+    }
+    for (const Assignment& known : {place_zigzag(table, limits), place_sequential(table, limits),
+                                    place_thorough(table, limits, nodes)}) {
+      const bool is_there = std::ranges::find(choices, known) != choices.end();
+      EXPECT_TRUE(is_there || choices.size() == 2);  // two: one causal document
+    }
+    EXPECT_EQ(choices, place_to_choose(table, limits, nodes));
+    most = std::max(most, choices.size());
+  }
+  EXPECT_GT(most, 6u);
+}
+
+TEST(AutoPlacement, AChoiceMoreEvenThanRunsSendsMuchLessBetweenNodes) {
+  std::int64_t automatic_rows = 0;
+  std::int64_t least_rows = 0;
+  for (std::uint64_t seed = 0; seed < 5; ++seed) {
+    const Mask mask = long_documents(seed, MaskType::Causal);
+    const ChunkTable table = make_chunk_table(mask, 8192, 16);
+    const PlacementLimits limits = placement_limits(512, 64, 0.0);
+    const auto entering = [&](const Assignment& rank_of) {
+      const auto rows = crossing_rows(mask, placement_from_chunks(8192, 16, 64, rank_of), 4);
+      return std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+    };
+    const std::int64_t area_of_runs = largest_area(table, place_sequential(table, limits), 64);
+    std::int64_t least = entering(place_automatic(table, limits, {4, 20}));
+    automatic_rows += least;
+    for (const Assignment& rank_of : place_to_choose(table, limits, {4, 20})) {
+      if (10 * largest_area(table, rank_of, 64) > 9 * area_of_runs) continue;
+      least = std::min(least, entering(rank_of));
+    }
+    least_rows += least;
+  }
+  EXPECT_LT(3 * least_rows, 2 * automatic_rows);
 }
 
 TEST(AutoPlacement, RefusesNodesThatCannotBe) {
