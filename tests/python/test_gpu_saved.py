@@ -6,7 +6,7 @@ import torch
 
 import dense
 from magi_attention.functional import block_sparse_attn_func, flex_flash_attn_func
-from on_gpu import NEEDS_GPU, PLACES, ROWS, bound_plan, inputs, ranges_on
+from on_gpu import FAMILIES, NEEDS_GPU, PLACES, ROWS, bound_plan, inputs, ranges_on
 from test_saved_tensors import check
 
 pytestmark = NEEDS_GPU
@@ -18,6 +18,7 @@ def upstream():
 
 
 @PLACES
+@FAMILIES
 @pytest.mark.parametrize("has_sink", [False, True])
 def test_of_ranges(place, has_sink):
     ranges = ranges_on(dense.masks(ROWS)["varlen_causal"], place)

@@ -9,7 +9,7 @@ from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional import _slices
 from magi_attention.functional._operators import flex_backward_op, flex_forward_op
 from magi_attention.functional.dist_attn import _backward_op, dist_forward_op
-from on_gpu import NEEDS_GPU, PLACES, ROWS, bound_plan, inputs, ranges_on
+from on_gpu import FAMILIES, NEEDS_GPU, PLACES, ROWS, bound_plan, inputs, ranges_on
 
 pytestmark = NEEDS_GPU
 
@@ -57,11 +57,13 @@ def test_compiled(backend, place):
     agree(gradients_of(compiled, layer, leaves), gradients_of(layer, layer, leaves))
 
 
+@FAMILIES
 @pytest.mark.parametrize("options", [{"backend": "cudagraphs"}, {"mode": "reduce-overhead"}])
 def test_compiled_with_cuda_graphs(options):
     """What a call keeps is not memory of the graph that it is made in."""
     torch.compiler.reset()
-    _slices._calls.clear()  # a call that was made before has taken it elsewhere
+    for calls in _slices._calls.values():
+        calls.clear()  # a call that was made before has taken it elsewhere
     ends = torch.tensor([[0, ROWS]], dtype=torch.int32, device="cuda")
     leaves = inputs()
 
