@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "draw/terminal.hpp"
+#include "draw/pictures.hpp"
 
 namespace magi::cli {
 

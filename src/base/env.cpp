@@ -34,8 +34,7 @@ constexpr LaunchNames kMpirun{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                               "OMPI_COMM_WORLD_LOCAL_SIZE"};
 
 std::string env_text(const char* name, const char* otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? text : otherwise;
+  return env_variable(name).value_or(otherwise);
 }
 
 std::int32_t env_int(const char* name, std::int32_t otherwise) {

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "base/mix.hpp"
+
 namespace magi {
 
 /// A small counter-based generator (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom
@@ -15,9 +17,13 @@ class RandomStream {
   explicit RandomStream(std::uint64_t seed) : state_(seed) {}
   static constexpr std::uint64_t min() { return 0; }
   static constexpr std::uint64_t max() { return ~std::uint64_t{0}; }
-  std::uint64_t operator()();
+  std::uint64_t operator()() { return finish(state_ += kGoldenRatio); }
   /// Uniform in [low, high], both inclusive; high >= low.
-  std::int32_t between(std::int32_t low, std::int32_t high);
+  std::int32_t between(std::int32_t low, std::int32_t high) {
+    // The bias of the remainder is below 2^-32, of no matter here.
+    const auto span = static_cast<std::uint64_t>(std::int64_t{high} - low + 1);
+    return static_cast<std::int32_t>(low + static_cast<std::int64_t>((*this)() % span));
+  }
   /// True `percent` times in a hundred.
   bool chance(int percent) { return between(0, 99) < percent; }
 

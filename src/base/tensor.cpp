@@ -19,40 +19,24 @@ void check_extent(std::size_t axis, std::int64_t extent, std::int64_t num_elemen
   }
 }
 
+struct ElementType {
+  const char* name;
+  std::size_t bytes;
+};
+/// By the number of the DType.
+constexpr ElementType kTypes[] = {{"float64", 8},  {"float32", 4}, {"float16", 2},
+                                  {"bfloat16", 2}, {"int32", 4},   {"int64", 8}};
+
+const ElementType& type_of(DType dtype) {
+  const auto number = static_cast<std::int32_t>(dtype);
+  if (number < 0 || number > 5) throw invalid("dtype", number, "0 to 5");
+  return kTypes[number];
+}
+
 }  // namespace
 
-std::size_t dtype_bytes(DType dtype) {
-  switch (dtype) {
-    case DType::Float64:
-    case DType::Int64:
-      return 8;
-    case DType::Float32:
-    case DType::Int32:
-      return 4;
-    case DType::Float16:
-    case DType::BFloat16:
-      return 2;
-  }
-  throw invalid("dtype", static_cast<std::int32_t>(dtype), "0 to 5");
-}
-
-const char* dtype_name(DType dtype) {
-  switch (dtype) {
-    case DType::Float64:
-      return "float64";
-    case DType::Float32:
-      return "float32";
-    case DType::Float16:
-      return "float16";
-    case DType::BFloat16:
-      return "bfloat16";
-    case DType::Int32:
-      return "int32";
-    case DType::Int64:
-      return "int64";
-  }
-  throw invalid("dtype", static_cast<std::int32_t>(dtype), "0 to 5");
-}
+std::size_t dtype_bytes(DType dtype) { return type_of(dtype).bytes; }
+const char* dtype_name(DType dtype) { return type_of(dtype).name; }
 
 std::int64_t TensorView::num_elements() const {
   std::int64_t count = 1;

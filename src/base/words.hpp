@@ -15,6 +15,11 @@ inline std::string counted(std::int64_t count, std::string_view noun) {
   return std::to_string(count) + " " + std::string(noun) + (count == 1 ? "" : "s");
 }
 
+/// "name[3]": an element of a list, in messages.
+inline std::string element_name(std::string_view list, std::size_t index) {
+  return std::string(list) + "[" + std::to_string(index) + "]";
+}
+
 /// "0x0123456789abcdef".
 inline std::string hex(std::uint64_t value) {
   std::array<char, 16> digits{};

@@ -38,28 +38,9 @@ Gradients read_gradients(const magi_attention_gradients* gradients) {
 }
 
 DeviceWorkspace read_workspace(const magi_workspace* workspace) {
-  if (workspace == nullptr) {
-    return {};
-  }
+  if (workspace == nullptr) return {};
   const magi_workspace given = read_struct(workspace, "workspace");
   return {.data = given.data, .size_bytes = static_cast<std::int64_t>(given.size_bytes)};
-}
-
-BackwardArgs backward_args(const AttentionInputs& inputs, const AttentionResult& result,
-                           const Gradients& gradients) {
-  return {.q = inputs.q,
-          .k = inputs.k,
-          .v = inputs.v,
-          .out = result.out,
-          .lse = result.lse,
-          .dout = gradients.output.dout,
-          .dlse = gradients.output.dlse,
-          .sink = gradients.input.dsink.empty() ? TensorView{} : inputs.sink,
-          .dq = gradients.input.dq,
-          .dk = gradients.input.dk,
-          .dv = gradients.input.dv,
-          .dsink = gradients.input.dsink,
-          .params = inputs.params};
 }
 
 ForwardArgs read_forward(const magi_attention_inputs* inputs, const magi_attention_result* result) {
@@ -75,7 +56,19 @@ BackwardArgs read_backward(const magi_attention_inputs* inputs, const magi_atten
   const AttentionResult out = read_result(result);
   const Gradients given = read_gradients(gradients);
   check_outputs(in, out, given.output, given.input);
-  return backward_args(in, out, given);
+  return {.q = in.q,
+          .k = in.k,
+          .v = in.v,
+          .out = out.out,
+          .lse = out.lse,
+          .dout = given.output.dout,
+          .dlse = given.output.dlse,
+          .sink = given.input.dsink.empty() ? TensorView{} : in.sink,
+          .dq = given.input.dq,
+          .dk = given.input.dk,
+          .dv = given.input.dv,
+          .dsink = given.input.dsink,
+          .params = in.params};
 }
 
 }  // namespace magi::capi

@@ -21,11 +21,7 @@ Gradients read_gradients(const magi_attention_gradients* gradients);
 /// No memory where the caller gives none.
 DeviceWorkspace read_workspace(const magi_workspace* workspace);
 
-/// Converts arguments without slices.
-BackwardArgs backward_args(const AttentionInputs& inputs, const AttentionResult& result,
-                           const Gradients& gradients);
-
-/// forward_args and backward_args of a call's structs, whose outputs are checked. Without slices.
+/// The arguments of a call's structs without slices; its outputs are checked.
 ForwardArgs read_forward(const magi_attention_inputs* inputs, const magi_attention_result* result);
 BackwardArgs read_backward(const magi_attention_inputs* inputs, const magi_attention_result* result,
                            const magi_attention_gradients* gradients);

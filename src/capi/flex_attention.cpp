@@ -88,7 +88,7 @@ Ranges read_ranges(const magi_flex_ranges* ranges, const magi_attention_inputs* 
           .is_fast_backward = call.is_fast_backward != 0};
 }
 
-magi_flex_ranges_report to_struct(const DeviceListReport& report) {
+void write_report(magi_flex_ranges_report* target, const DeviceListReport& report) {
   magi_flex_ranges_report result{.bad_slice = -1,
                                  .num_records = report.num_records,
                                  .is_overflowing = report.is_overflowing ? 1 : 0,
@@ -97,7 +97,7 @@ magi_flex_ranges_report to_struct(const DeviceListReport& report) {
     result.bad_slice = report.first_bad->index;
     report.first_bad->field.copy(result.bad_field, sizeof result.bad_field - 1);
   }
-  return result;
+  write_struct(target, result, "report");
 }
 
 }  // namespace
@@ -166,9 +166,7 @@ magi_status magi_flex_ranges_report_sync(const magi_workspace* workspace,
                                          magi_flex_ranges_report* report, void* stream) {
   return guarded([&] {
     require(report, "report");
-    write_struct(report,
-                 to_struct(magi::read_device_list_report_sync(read_workspace(workspace), stream)),
-                 "report");
+    write_report(report, magi::read_device_list_report_sync(read_workspace(workspace), stream));
   });
 }
 
@@ -201,8 +199,6 @@ magi_status magi_flex_ranges_backward_report_sync(const magi_workspace* workspac
                                                   magi_flex_ranges_report* report, void* stream) {
   return guarded([&] {
     require(report, "report");
-    write_struct(report,
-                 to_struct(magi::read_backward_list_report_sync(read_workspace(workspace), stream)),
-                 "report");
+    write_report(report, magi::read_backward_list_report_sync(read_workspace(workspace), stream));
   });
 }

@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "capi/handles.hpp"
+#include "plan/cost/loads.hpp"
+#include "plan/cost/timeline.hpp"
 
 namespace magi::capi {
 namespace {
@@ -20,6 +22,13 @@ void copy_cost(const From& from, To& to) {
   to.seconds_per_run = from.seconds_per_run;
   to.network_bytes_per_second = from.network_bytes_per_second;
   to.network_seconds_per_transfer = from.network_seconds_per_transfer;
+}
+
+/// A placement that lives in a plan: shares the plan's ownership.
+std::unique_ptr<magi_placement> shared(const magi_plan* plan, Placement Plan::*placement) {
+  const Plan& given = plan_of(plan);
+  return std::make_unique<magi_placement>(
+      magi_placement{std::shared_ptr<const Placement>(plan->plan, &(given.*placement))});
 }
 
 }  // namespace
@@ -67,16 +76,6 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
   return result;
 }
 
-namespace {
-
-/// A placement that lives in a plan: shares the plan's ownership.
-std::unique_ptr<magi_placement> shared(const magi_plan* plan, Placement Plan::*placement) {
-  const Plan& given = plan_of(plan);
-  return std::make_unique<magi_placement>(
-      magi_placement{std::shared_ptr<const Placement>(plan->plan, &(given.*placement))});
-}
-
-}  // namespace
 }  // namespace magi::capi
 
 using namespace magi::capi;
@@ -139,6 +138,23 @@ magi_status magi_plan_to_json(const magi_plan* plan, magi_buffer** text) {
 
 magi_status magi_plan_describe(const magi_plan* plan, magi_buffer** text) {
   return giving(text, "text", [&] { return magi::describe(plan_of(plan)); });
+}
+
+magi_status magi_plan_predict_steps(const magi_plan* plan, int32_t rank, int32_t is_backward,
+                                    magi_buffer** times) {
+  return giving(times, "times", [&] {
+    const magi::Plan& given = plan_of(plan);
+    if (rank < 0 || rank >= given.config.num_ranks) {
+      throw magi::invalid("rank", rank, "0 to " + std::to_string(given.config.num_ranks - 1));
+    }
+    const auto ranks = magi::planner::predict_times(given, magi::planner::PlanLoads(given),
+                                                    magi::read_flag(is_backward, "is_backward"));
+    std::vector<std::int64_t> table;
+    for (const auto& step : ranks[static_cast<size_t>(rank)].steps) {
+      table.insert(table.end(), {step.begin_ns, step.end_ns});
+    }
+    return table;
+  });
 }
 
 magi_status magi_plan_runs(const magi_plan* plan, magi_buffer** runs) {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/log.hpp"
-#include "capi/arguments.hpp"
+#include "capi/handles.hpp"
 #include "magi/error.hpp"
 #include "magi/version.hpp"
 
@@ -89,3 +89,13 @@ magi_status magi_set_log_sink(magi_log_fn sink, void* context, int32_t threshold
     magi::set_log_sink(std::move(forward), static_cast<magi::LogLevel>(threshold));
   });
 }
+
+const void* magi_buffer_data(const magi_buffer* buffer) {
+  return buffer == nullptr ? nullptr : buffer->bytes.data();
+}
+
+size_t magi_buffer_size_bytes(const magi_buffer* buffer) {
+  return buffer == nullptr ? 0 : buffer->bytes.size() - 1;
+}
+
+void magi_buffer_destroy(magi_buffer* buffer) { delete buffer; }

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+
 #include "base/check.hpp"
+#include "base/words.hpp"
 #include "comm/rows/row_exchanger.hpp"
 #include "comm/validate.hpp"
 #include "magi/comm.hpp"
@@ -104,6 +107,28 @@ std::unique_ptr<comm::RowExchanger> Communicator::make_exchanger(
     std::int32_t /*device*/, const DeviceAllocator& /*allocator*/,
     const comm::ExchangerUse& /*use*/) {
   return nullptr;
+}
+
+void check_plan_digest_sync(Communicator& communicator, std::uint64_t digest) {
+  const auto all = communicator.allgather_sync(std::as_bytes(std::span(&digest, 1)));
+  std::uint64_t first = 0;
+  std::string differing;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    std::uint64_t seen = 0;
+    if (all[rank].size() != sizeof(seen)) {
+      throw CommError("rank " + std::to_string(rank) + " gave " + std::to_string(all[rank].size()) +
+                          " bytes as plan digest; expected 8",
+                      CommFailure::PlanMismatch);
+    }
+    std::memcpy(&seen, all[rank].data(), sizeof(seen));
+    if (rank == 0) first = seen;
+    if (seen == first) continue;
+    differing +=
+        (differing.empty() ? "rank " : ", rank ") + std::to_string(rank) + " has plan " + hex(seen);
+  }
+  if (differing.empty()) return;
+  throw CommError("ranks hold different plans: rank 0 has plan " + hex(first) + ", " + differing,
+                  CommFailure::PlanMismatch);
 }
 
 }  // namespace magi

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/check.hpp"
-#include "comm/engine/device_transport.hpp"
+#include "comm/engine/ring_group.hpp"
 #include "comm/nccl/comm_device.hpp"
 #include "comm/rows/row_memory.hpp"
 

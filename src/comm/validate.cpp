@@ -6,14 +6,11 @@
 
 #include "base/check.hpp"
 #include "base/element.hpp"
+#include "base/words.hpp"
 #include "comm/rows/row_layout.hpp"
 
 namespace magi::comm {
 namespace {
-
-std::string element_name(std::string_view list, std::size_t idx) {
-  return std::string(list) + "[" + std::to_string(idx) + "]";
-}
 
 std::string shape_text(const TensorView& tensor) {
   std::string text = "[";
@@ -85,12 +82,6 @@ void check_same_rows(const TensorView& input, const TensorView& output, std::siz
   }
 }
 
-std::int64_t own_rows(std::span<const PeerRows> records, std::int32_t rank) {
-  std::int64_t count = 0;
-  for (const PeerRows& record : records) count += record.peer == rank ? record.num_rows : 0;
-  return count;
-}
-
 /// `from` and `to` are the records that go with the inputs and the outputs.
 void check_common(const ExchangeArgs& args, bool is_cast) {
   if (args.inputs.empty() || args.inputs.size() > kMaxTensors) {
@@ -113,8 +104,8 @@ void check_common(const ExchangeArgs& args, bool is_cast) {
   check_records(args.rows.needed, "needed", args.num_ranks, needed, needed_name);
   check_data(args.rows.owned, owned, owned_name);
   check_data(args.rows.needed, needed, needed_name);
-  const std::int64_t num_owned = own_rows(args.rows.owned, args.rank);
-  const std::int64_t num_needed = own_rows(args.rows.needed, args.rank);
+  const std::int64_t num_owned = count_rows(args.rows.owned, args.rank);
+  const std::int64_t num_needed = count_rows(args.rows.needed, args.rank);
   if (num_owned != num_needed) {
     throw invalid("rows owned for the own rank", num_owned,
                   "as many as it needs from itself, " + std::to_string(num_needed));

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "draw/terminal.hpp"
+#include "draw/pictures.hpp"
 
 namespace magi::draw {
 

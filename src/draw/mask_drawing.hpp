@@ -5,9 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "draw/mask_part.hpp"
-#include "magi/mask.hpp"
-#include "magi/placement.hpp"
+#include "draw/pictures.hpp"
 
 // The content of pictures of a mask, in SVG and in characters.
 namespace magi::draw {

@@ -7,7 +7,7 @@
 #include "draw/half_blocks.hpp"
 #include "draw/mask_drawing.hpp"
 #include "draw/numbers.hpp"
-#include "draw/terminal.hpp"
+#include "draw/pictures.hpp"
 
 namespace magi::draw {
 namespace {

@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
-#include "draw/mask_part.hpp"
 #include "magi/batch.hpp"
 #include "magi/mask.hpp"
 #include "magi/placement.hpp"
 #include "magi/plan.hpp"
 
-// Pictures for people: pure functions from a mask or a plan to the text of an SVG file. Equal
-// inputs give equal bytes.
+// Pictures for people: pure functions from a mask or a plan to the text of an SVG file, or to lines
+// for a terminal. Equal inputs give equal bytes.
 namespace magi::draw {
+
+/// The rows and keys of a mask that a picture shows: by default all rows, and of some rows the keys
+/// that they see. Ranges hold one row at least and lie inside of the mask, else InvalidArgument.
+struct MaskPart {
+  std::optional<Range> rows = {};
+  std::optional<Range> keys = {};
+};
 
 /// Keys to the right, queries downwards; each slice an area of the colour of the rank that holds
 /// its query rows (without a placement: of its type), with row numbers, a legend and the area.
@@ -40,5 +48,26 @@ std::string steps_picture(const Plan& plan, std::string_view title);
 /// Ranks by micro-batches: what each rank does how long, a box for each sample; those that spread
 /// in colours of their own.
 std::string batch_picture(const BatchPlan& plan, std::string_view title);
+
+// In characters, two pixels above each other in one.
+
+/// The properties of a terminal.
+struct TerminalStyle {
+  std::int32_t width = 80;  ///< columns, 40 or more
+  bool is_ascii = false;    ///< no half blocks of UTF-8
+  bool has_colour = false;  ///< escape sequences of 24-bit colours
+};
+
+/// Keys to the right, queries downwards. A pixel stands for some rows and keys and is painted where
+/// any of their pairs is seen, in the colour of the rank (without a placement: of the type) whose
+/// part of a slice is the largest there. Beside each line the ranks that hold its rows,
+/// below the shares of the work. `placement` is of the mask's query rows or null.
+std::string mask_text(const Mask& mask, const Placement* placement, std::string_view title,
+                      const TerminalStyle& style, const MaskPart& part = {});
+
+/// A line for each rank: when a forward pass exchanges (upper pixels) and attends (lower pixels) as
+/// the plan's cost model predicts, and for how much of the time it attends. A pixel is painted
+/// where anything of its time is spent so.
+std::string timeline_text(const Plan& plan, std::string_view title, const TerminalStyle& style);
 
 }  // namespace magi::draw

@@ -75,22 +75,19 @@ std::size_t character_size(std::string_view text) {
   return is_surrogate || is_none ? 0 : size;
 }
 
-void append_ascii(std::string& escaped, char c) {
+/// An ASCII character as XML has it; nothing for one of control.
+std::string ascii_text(char c) {
   switch (c) {
     case '&':
-      escaped += "&amp;";
-      break;
+      return "&amp;";
     case '<':
-      escaped += "&lt;";
-      break;
+      return "&lt;";
     case '>':
-      escaped += "&gt;";
-      break;
+      return "&gt;";
     case '"':
-      escaped += "&quot;";
-      break;
+      return "&quot;";
     default:
-      if (c >= ' ') escaped += c;
+      return std::string(c >= ' ' ? 1 : 0, c);
   }
 }
 
@@ -153,7 +150,7 @@ std::string escape_xml(std::string_view text) {
     } else if (size > 1) {
       escaped += text.substr(0, size);
     } else {
-      append_ascii(escaped, text[0]);
+      escaped += ascii_text(text[0]);
     }
     text.remove_prefix(std::max<std::size_t>(size, 1));
   }

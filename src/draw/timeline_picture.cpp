@@ -34,27 +34,21 @@ struct Timeline {
   }
 };
 
-std::string_view colour_of(const Plan& plan, const Step& step) {
-  if (step.kind == StepKind::Attend) return kAttentionColour;
-  switch (plan.exchanges[static_cast<std::size_t>(step.index)].role) {
-    case Role::Queries:
-      return kQueryColour;
-    case Role::Results:
-      return kResultColour;
-    default:
-      return kExchangeColour;
-  }
-}
+/// The name of a step and the colour of its bar.
+struct Look {
+  const char* name;
+  std::string_view colour;
+};
 
-std::string name_of(const Plan& plan, const Step& step) {
-  if (step.kind == StepKind::Attend) return "attention";
+Look look_of(const Plan& plan, const Step& step) {
+  if (step.kind == StepKind::Attend) return {"attention", kAttentionColour};
   switch (plan.exchanges[static_cast<std::size_t>(step.index)].role) {
     case Role::Queries:
-      return "exchange of queries";
+      return {"exchange of queries", kQueryColour};
     case Role::Results:
-      return "return of results";
+      return {"return of results", kResultColour};
     default:
-      return "exchange";
+      return {"exchange", kExchangeColour};
   }
 }
 
@@ -100,15 +94,14 @@ void draw_steps(Svg& svg, const Timeline& timeline, std::int32_t rank, double y,
     const double end = static_cast<double>(time.end_ns) * 1e-9;
     const double width = (end - begin) * scale;
     const bool is_exchange = steps[i].kind == StepKind::Exchange;
-    const std::string_view colour = colour_of(timeline.plan, steps[i]);
+    const auto [name, colour] = look_of(timeline.plan, steps[i]);
     const std::string stage = std::to_string(stage_of(timeline.plan, steps, steps[i]));
     const Box box{.x = kLeft + begin * scale,
                   .y = is_exchange ? y : y + kBarHeight + 2,
                   .width = std::max(width - 1.0, 0.5),
                   .height = kBarHeight};
     svg.rect_with_tooltip(box, colour,
-                          name_of(timeline.plan, steps[i]) +
-                              (has_stages ? " of stage " + stage : "") + ": " +
+                          name + (has_stages ? " of stage " + stage : "") + ": " +
                               seconds_text(begin) + " to " + seconds_text(end) + ", " +
                               amount_text(timeline, rank, steps[i]));
     if (!has_stages || width < 22.0) continue;

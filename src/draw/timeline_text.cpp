@@ -5,7 +5,7 @@
 
 #include "draw/half_blocks.hpp"
 #include "draw/numbers.hpp"
-#include "draw/terminal.hpp"
+#include "draw/pictures.hpp"
 #include "plan/cost/loads.hpp"
 #include "plan/cost/timeline.hpp"
 

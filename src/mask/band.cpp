@@ -20,6 +20,21 @@ void require_range(std::string_view name, Range range) {
   }
 }
 
+/// Which edges of a band move by one key per row; the others rest.
+MaskType type_of_edges(bool left_moves, bool right_moves) {
+  if (left_moves) return right_moves ? MaskType::BidirectionalCausal : MaskType::InverseCausal;
+  return right_moves ? MaskType::Causal : MaskType::Full;
+}
+
+/// Rows of a tight slice on which neither edge bends, as one slice of a type.
+TypedSlice typed_piece(const BandSlice& tight, Range rows, MaskType type) {
+  TypedSlice piece;
+  piece.q = rows;
+  piece.k = {visible_keys(tight, rows.begin).begin, visible_keys(tight, rows.end - 1).end};
+  if (rows.size() > 1) piece.type = type;  // every type is full on one row
+  return piece;
+}
+
 }  // namespace
 
 std::string_view mask_type_name(MaskType type) {
@@ -49,25 +64,6 @@ BandSlice band_slice(Range q, Range k, MaskType type) {
   }
   throw invalid("mask type", static_cast<std::int32_t>(type), "0, 1, 2, 3");
 }
-
-namespace {
-
-/// Which edges of a band move by one key per row; the others rest.
-MaskType type_of_edges(bool left_moves, bool right_moves) {
-  if (left_moves) return right_moves ? MaskType::BidirectionalCausal : MaskType::InverseCausal;
-  return right_moves ? MaskType::Causal : MaskType::Full;
-}
-
-/// Rows of a tight slice on which neither edge bends, as one slice of a type.
-TypedSlice typed_piece(const BandSlice& tight, Range rows, MaskType type) {
-  TypedSlice piece;
-  piece.q = rows;
-  piece.k = {visible_keys(tight, rows.begin).begin, visible_keys(tight, rows.end - 1).end};
-  if (rows.size() > 1) piece.type = type;  // every type is full on one row
-  return piece;
-}
-
-}  // namespace
 
 std::vector<TypedSlice> to_typed(const BandSlice& slice) {
   const BandSlice tight = shrink(slice);

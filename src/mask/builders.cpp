@@ -4,8 +4,9 @@
 
 #include "base/check.hpp"
 #include "base/math.hpp"
+#include "base/words.hpp"
 #include "magi/mask_builders.hpp"
-#include "mask/arguments.hpp"
+#include "mask/slice_lists.hpp"
 
 namespace magi {
 namespace {
@@ -30,10 +31,10 @@ void require_range(const std::string& name, Range range, std::int32_t rows,
 
 void require_prefix_sums(std::string_view name, std::span<const std::int32_t> sums) {
   if (sums.empty()) throw invalid(name, "empty", "prefix sums that start with 0");
-  if (sums[0] != 0) throw invalid(at(name, 0), sums[0], "0");
+  if (sums[0] != 0) throw invalid(element_name(name, 0), sums[0], "0");
   for (std::size_t i = 1; i < sums.size(); ++i) {
     if (sums[i] < sums[i - 1] || sums[i] > kMaxRows) {
-      throw invalid(at(name, i), sums[i],
+      throw invalid(element_name(name, i), sums[i],
                     std::to_string(sums[i - 1]) + " to " + std::to_string(kMaxRows));
     }
   }
@@ -115,6 +116,27 @@ void append_steps(Mask& mask, Range rows, std::int32_t step) {
   }
 }
 
+/// Rows of each node in packed order; checks the tree.
+std::vector<Range> node_rows(std::span<const PrefixTreeNode> nodes) {
+  std::vector<Range> rows;
+  std::int32_t begin = 0;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    const std::int32_t left = kMaxRows - begin;
+    if (nodes[i].rows < 0 || nodes[i].rows > left) {
+      throw invalid(element_name("nodes", i) + ".rows", nodes[i].rows,
+                    "0 to " + std::to_string(left));
+    }
+    const auto last = static_cast<std::int64_t>(i) - 1;
+    if (nodes[i].parent < -1 || nodes[i].parent > last) {
+      throw invalid(element_name("nodes", i) + ".parent", nodes[i].parent,
+                    "-1 to " + std::to_string(last));
+    }
+    rows.push_back({begin, begin + nodes[i].rows});
+    begin = rows.back().end;
+  }
+  return rows;
+}
+
 }  // namespace
 
 Mask mask_from_ranges(std::span<const Range> q_ranges, std::span<const Range> k_ranges,
@@ -132,11 +154,11 @@ Mask mask_from_ranges(std::span<const Range> q_ranges, std::span<const Range> k_
   Mask mask{rows_q, rows_k, {}};
   mask.slices.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
-    require_range(at("q_ranges", i), q_ranges[i], rows_q, "q");
-    require_range(at("k_ranges", i), k_ranges[i], rows_k, "k");
+    require_range(element_name("q_ranges", i), q_ranges[i], rows_q, "q");
+    require_range(element_name("k_ranges", i), k_ranges[i], rows_k, "k");
     const std::size_t which = types.size() == 1 ? 0 : i;
     const auto code = static_cast<std::int32_t>(types[which]);
-    if (code < 0 || code > 3) throw invalid(at("types", which), code, "0, 1, 2, 3");
+    if (code < 0 || code > 3) throw invalid(element_name("types", which), code, "0, 1, 2, 3");
     mask.slices.push_back(band_slice(q_ranges[i], k_ranges[i], types[which]));
   }
   return mask;
@@ -191,7 +213,7 @@ Mask mask_prefix_lm(std::span<const std::int32_t> cu_seqlens,
                   std::to_string(num_documents(cu_seqlens)) + ", the number of documents");
   }
   for (std::size_t i = 0; i < prefix_lengths.size(); ++i) {
-    require_at_least(at("prefix_lengths", i), prefix_lengths[i], 0);
+    require_at_least(element_name("prefix_lengths", i), prefix_lengths[i], 0);
     const Range rows = document(cu_seqlens, i);
     const std::int32_t split = rows.begin + std::min(prefix_lengths[i], rows.size());
     append(mask, {rows.begin, split, rows.begin, split});
@@ -222,29 +244,6 @@ Mask mask_chunk_causal(std::span<const std::int32_t> cu_seqlens, std::int32_t ch
   }
   return mask;
 }
-
-namespace {
-
-/// Rows of each node in packed order; checks the tree.
-std::vector<Range> node_rows(std::span<const PrefixTreeNode> nodes) {
-  std::vector<Range> rows;
-  std::int32_t begin = 0;
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    const std::int32_t left = kMaxRows - begin;
-    if (nodes[i].rows < 0 || nodes[i].rows > left) {
-      throw invalid(at("nodes", i) + ".rows", nodes[i].rows, "0 to " + std::to_string(left));
-    }
-    const auto last = static_cast<std::int64_t>(i) - 1;
-    if (nodes[i].parent < -1 || nodes[i].parent > last) {
-      throw invalid(at("nodes", i) + ".parent", nodes[i].parent, "-1 to " + std::to_string(last));
-    }
-    rows.push_back({begin, begin + nodes[i].rows});
-    begin = rows.back().end;
-  }
-  return rows;
-}
-
-}  // namespace
 
 Mask mask_prefix_tree(std::span<const PrefixTreeNode> nodes) {
   const std::vector<Range> rows = node_rows(nodes);

@@ -14,18 +14,10 @@ using forms::Form;
 using forms::Kind;
 using forms::Value;
 
-/// "a, b, c" of what has names.
-template <typename Named>
-std::string names_of(std::span<const Named> all) {
-  std::string text;
-  for (const Named& one : all) text += (text.empty() ? "" : ", ") + std::string(one.name);
-  return text;
-}
-
 template <typename Named>
 const Named& find_named(std::span<const Named> all, std::string_view name, std::string_view what) {
   const auto found = std::ranges::find(all, name, &Named::name);
-  if (found == all.end()) throw invalid(what, std::string(name), names_of(all));
+  if (found == all.end()) throw invalid(what, std::string(name), forms::names_of(all));
   return *found;
 }
 
@@ -53,10 +45,10 @@ void check_numbers(const Field& field, const FormField& given) {
   std::string path(field.name);
   if (field.kind == Kind::Table) {
     const auto next = std::ranges::upper_bound(given.offsets, static_cast<std::int64_t>(place));
-    path = at(path, static_cast<std::size_t>(next - given.offsets.begin()) - 1);
+    path = element_name(path, static_cast<std::size_t>(next - given.offsets.begin()) - 1);
     place -= static_cast<std::size_t>(next[-1]);
   }
-  if (field.kind == Kind::Table || field.kind == Kind::List) path = at(path, place);
+  if (field.kind == Kind::Table || field.kind == Kind::List) path = element_name(path, place);
   throw invalid(path, *found, std::to_string(field.low) + " to " + std::to_string(high));
 }
 

@@ -6,8 +6,9 @@
 #include <string>
 #include <string_view>
 
-#include "mask/arguments.hpp"
+#include "base/words.hpp"
 #include "mask/form_reader.hpp"
+#include "mask/slice_lists.hpp"
 
 // The masks of forms, of values in the order of their fields.
 namespace magi::forms {

@@ -58,11 +58,7 @@ json::Value field_value(const Field& field, Value& value) {
 
 /// Refuses every name of a form.
 json::Value unknown_form() {
-  std::string names;
-  for (const Form& form : all_forms()) {
-    names += (names.empty() ? "" : ", ") + std::string(form.name);
-  }
-  return json::object([names] {
+  return json::object([names = names_of(all_forms())] {
     return std::vector<json::Field>{
         {"form", json::text(
                      names, [](std::string_view) { return false; }, [] { return std::string(); })}};

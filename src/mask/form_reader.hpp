@@ -51,6 +51,14 @@ struct Form {
 /// All forms, by name.
 std::span<const Form> all_forms();
 
+/// "a, b, c" of what has names.
+template <typename Named>
+std::string names_of(std::span<const Named> all) {
+  std::string text;
+  for (const Named& one : all) text += (text.empty() ? "" : ", ") + std::string(one.name);
+  return text;
+}
+
 /// Reads a text whose first key is "form" and has this value. Whatever the text, the only exception
 /// is InvalidArgument.
 Mask mask_from_form(std::string_view text, std::string_view name);

@@ -40,9 +40,9 @@ RowIntervals intervals_of(const Value& offsets, const Value& table, std::int32_t
               "the last of offsets");
   for (std::size_t i = 0; i < table.num_rows(); ++i) {
     const auto pair = table.row(i);
-    check_count("entries of " + at("intervals", i), pair.size(), 2, "begin and end");
+    check_count("entries of " + element_name("intervals", i), pair.size(), 2, "begin and end");
     if (pair[0] > pair[1] || pair[1] > rows_k) {
-      throw invalid(at("intervals", i),
+      throw invalid(element_name("intervals", i),
                     "[" + std::to_string(pair[0]) + ", " + std::to_string(pair[1]) + "]",
                     "begin <= end <= " + std::to_string(rows_k) + ", the keys");
     }
@@ -84,8 +84,9 @@ void check_at_most(std::string_view name, const Value& table, std::int32_t most,
     const auto row = table.row(i);
     const auto found = std::ranges::find_if(row, [&](std::int32_t n) { return n > most; });
     if (found == row.end()) continue;
-    throw invalid(at(at(name, i), static_cast<std::size_t>(found - row.begin())), *found,
-                  "at most " + std::to_string(most) + ", " + std::string(reason));
+    throw invalid(
+        element_name(element_name(name, i), static_cast<std::size_t>(found - row.begin())), *found,
+        "at most " + std::to_string(most) + ", " + std::string(reason));
   }
 }
 

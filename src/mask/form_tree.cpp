@@ -61,7 +61,7 @@ Mask of_tree(Values values) {
   std::int64_t rows = 0;
   for (std::size_t i = 0; i < parents.size(); ++i) {
     if (parents[i] >= static_cast<std::int32_t>(i)) {
-      throw invalid(at("parents", i), parents[i], "-1, or the index of a node before it");
+      throw invalid(element_name("parents", i), parents[i], "-1, or the index of a node before it");
     }
     rows += lengths[i];
     if (rows > kMaxRows) {
@@ -76,7 +76,8 @@ Mask of_token_ids(Values values) {
   const Value& samples = values[0];
   Group all;
   for (std::size_t i = 0; i < samples.num_rows(); ++i) {
-    if (samples.row(i).empty()) throw invalid(at("samples", i), "empty", "one token or more");
+    if (samples.row(i).empty())
+      throw invalid(element_name("samples", i), "empty", "one token or more");
     all.samples.push_back(i);
   }
   std::vector<PrefixTreeNode> nodes;

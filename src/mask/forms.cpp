@@ -83,10 +83,10 @@ void check_count(std::string_view name, std::size_t found, std::size_t count,
 
 void check_bounds(std::string_view name, std::span<const std::int32_t> bounds) {
   if (bounds.empty()) throw invalid(name, "empty", "bounds that begin with 0");
-  if (bounds[0] != 0) throw invalid(at(name, 0), bounds[0], "0");
+  if (bounds[0] != 0) throw invalid(element_name(name, 0), bounds[0], "0");
   for (std::size_t i = 1; i < bounds.size(); ++i) {
     if (bounds[i] < bounds[i - 1]) {
-      throw invalid(at(name, i), bounds[i],
+      throw invalid(element_name(name, i), bounds[i],
                     std::to_string(bounds[i - 1]) + " or more, as the one before it");
     }
   }
@@ -97,8 +97,8 @@ std::size_t width_of(std::string_view name, const Value& table) {
   const std::size_t width = table.row(0).size();
   for (std::size_t i = 1; i < table.num_rows(); ++i) {
     if (table.row(i).size() != width) {
-      throw invalid(at(name, i), "an array of " + std::to_string(table.row(i).size()),
-                    std::to_string(width) + " integers, as " + at(name, 0));
+      throw invalid(element_name(name, i), "an array of " + std::to_string(table.row(i).size()),
+                    std::to_string(width) + " integers, as " + element_name(name, 0));
     }
   }
   return width;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/check.hpp"
+#include "base/words.hpp"
 
 // Masks: descriptions of all kinds go in, lists of band slices come out, and what can be asked of
 // them. Begin with include/magi/band.hpp, the slice and its algebra, which every layer above uses.
@@ -14,7 +15,6 @@
 //   builders                     masks from ranges, documents, windows, trees
 //   runs, from_matrix            masks from rows of visible keys, whose bands band_grower finds
 //   mask_json, form_*, forms     masks from text: slices, and forms that other programs know
-//   coverage                     how often pairs are visible, without a matrix
 //   join, transpose              what planners and kernels do with lists of slices
 //   random_mask                  masks for tests and the command `verify`
 namespace magi {
@@ -36,7 +36,7 @@ bool is_valid(const BandSlice& s, const Mask& mask) {
 }
 
 void require_valid(const BandSlice& s, const Mask& mask, std::size_t index) {
-  const std::string name = "slices[" + std::to_string(index) + "]";
+  const std::string name = element_name("slices", index);
   require_between(name + ".q0", s.q0, 0, mask.rows_q);
   require_between(name + ".q1", s.q1, s.q0, mask.rows_q);
   require_between(name + ".k0", s.k0, 0, mask.rows_k);

@@ -88,6 +88,10 @@ Value schema(Mask& mask) {
 /// would take many times its memory.
 class FirstMember final : public nlohmann::json_sax<nlohmann::json> {
  public:
+  explicit FirstMember(std::string_view json) {
+    nlohmann::json::sax_parse(json.begin(), json.end(), this);
+  }
+
   std::string name;
   std::string text;  ///< empty where the value is none
 
@@ -118,12 +122,6 @@ class FirstMember final : public nlohmann::json_sax<nlohmann::json> {
   bool is_outside_ = true;
 };
 
-FirstMember first_member(std::string_view text) {
-  FirstMember first;
-  nlohmann::json::sax_parse(text.begin(), text.end(), &first);
-  return first;
-}
-
 }  // namespace
 
 Value slice_rows(std::vector<BandSlice>& slices) {
@@ -145,12 +143,12 @@ Value slice_rows(std::vector<BandSlice>& slices) {
 }
 
 bool is_mask_json(std::string_view text) {
-  const std::string key = first_member(text).name;
+  const std::string key = FirstMember(text).name;
   return key == "form" || key == "slices" || key == "rows_q" || key == "rows_k";
 }
 
 Mask mask_from_json(std::string_view text) {
-  const FirstMember first = first_member(text);
+  const FirstMember first(text);
   Mask mask;
   if (first.name == "form") {
     mask = forms::mask_from_form(text, first.text);

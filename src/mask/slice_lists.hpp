@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
 #include "magi/band.hpp"
 
 namespace magi {
+
+/// Keeps a mistaken step of one row on a million, or what a short text asks for, from filling the
+/// memory: these slices take 400 MB.
+inline constexpr std::int64_t kMaxSlices = std::int64_t{1} << 24;
 
 /// Whether `next` goes on where `slice` ends in keys, with the same queries, and both are one band.
 /// Slices are shrunk: a bound that is infinite on the side they share never binds there.
@@ -22,9 +27,7 @@ void join_neighbours(std::vector<BandSlice>& slices);
 inline std::vector<BandSlice> transpose(std::span<const BandSlice> slices) {
   std::vector<BandSlice> result;
   result.reserve(slices.size());
-  for (const BandSlice& s : slices) {
-    result.push_back({s.k0, s.k1, s.q0, s.q1, -s.d_max, -s.d_min});
-  }
+  for (const BandSlice& s : slices) result.push_back({s.k0, s.k1, s.q0, s.q1, -s.d_max, -s.d_min});
   return result;
 }
 

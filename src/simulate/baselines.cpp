@@ -32,11 +32,9 @@ Traffic gather_traffic(const Problem& problem, std::int32_t members, std::int64_
 void add_gather(const Problem& problem, std::int64_t rank_bytes, PassFigures& figures) {
   double slowest = 0.0;
   for (std::int32_t node = 0; node < num_nodes(problem); ++node) {
-    const std::int64_t members = ranks_of_node(problem, node);
-    slowest = std::max(
-        slowest,
-        exchange_seconds(problem.cluster,
-                         gather_traffic(problem, ranks_of_node(problem, node), rank_bytes)));
+    const std::int32_t members = ranks_of_node(problem, node);
+    const Traffic traffic = gather_traffic(problem, members, rank_bytes);
+    slowest = std::max(slowest, exchange_seconds(problem.cluster, traffic));
     const std::int64_t crossing = (problem.config.num_ranks - members) * rank_bytes;
     figures.bytes[static_cast<std::size_t>(LinkClass::Network)] += crossing;
     figures.bytes[static_cast<std::size_t>(LinkClass::Node)] +=

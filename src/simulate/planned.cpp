@@ -253,9 +253,7 @@ Figures simulate_plan(const Problem& problem, PlacementAlgorithm algorithm) {
   Figures figures;
   for (const Pass pass : {Pass::Forward, Pass::Backward}) {
     PassFigures& target = figures.passes[static_cast<std::size_t>(pass)];
-    for (std::int32_t rank = 0; rank < config.num_ranks; ++rank) {
-      times.add_rank(rank, pass, target);
-    }
+    for (std::int32_t rank = 0; rank < config.num_ranks; ++rank) times.add_rank(rank, pass, target);
     times.add_bytes(pass, target);
   }
   for (std::int32_t rank = 0; rank < config.num_ranks; ++rank) {

@@ -21,6 +21,8 @@ TEST(Words, ShowsSixteenHexadecimalDigits) {
   EXPECT_EQ(hex(std::numeric_limits<std::uint64_t>::max()), "0xffffffffffffffff");
 }
 
+TEST(Words, NamesAnElementOfAList) { EXPECT_EQ(element_name("types", 3), "types[3]"); }
+
 TEST(Words, NamesAnErrorOfTheSystem) {
   EXPECT_EQ(system_text(ENOENT), "No such file or directory");
 }

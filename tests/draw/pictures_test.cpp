@@ -7,7 +7,6 @@
 #include <cstdlib>
 
 #include "draw/numbers.hpp"
-#include "draw/terminal.hpp"
 #include "draw/xml.hpp"
 #include "magi/error.hpp"
 #include "plan/plan_support.hpp"

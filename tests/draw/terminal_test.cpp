@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "draw/terminal.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <sstream>
 
+#include "draw/pictures.hpp"
 #include "magi/error.hpp"
 #include "magi/mask_builders.hpp"
 #include "support/random_mask.hpp"

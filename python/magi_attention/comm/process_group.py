@@ -23,7 +23,6 @@ from magi_attention.errors import CommError
 
 _GRACE_TIME = 5.0  # seconds in which an interrupted call may end well
 _LATE = datetime.timedelta(milliseconds=250)  # rows that take longer may not come at all
-_GROUPS = "a ProcessGroup, of a mesh its get_group(); try: dist.group.WORLD"
 
 
 def rank_in(name: str, group: dist.ProcessGroup) -> int:

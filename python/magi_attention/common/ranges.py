@@ -156,16 +156,9 @@ class AttnRanges:
         merged, one after the other. ValueError unless each lies inside one merged range.
         """
         merged = self if as_bool("is_self_merged", is_self_merged) else self.merge()
-        offsets = merged._offsets()
+        offsets = list(itertools.accumulate((r.seqlen for r in merged._ranges), initial=0))
         starts = [r._start for r in merged._ranges]
         return _make(merged._localize(r, starts, offsets) for r in other_attn_ranges)
-
-    def _offsets(self) -> list[int]:
-        offsets, total = [], 0
-        for attn_range in self._ranges:
-            offsets.append(total)
-            total += attn_range.seqlen
-        return offsets
 
     def _localize(self, other: AttnRange, starts: list[int], offsets: list[int]) -> AttnRange:
         index = bisect_right(starts, other._start) - 1

@@ -50,10 +50,6 @@ def _mask_heads(mode: str, num_q_heads: int, num_kv_heads: int) -> int:
     return {"per_q_head": num_q_heads, "per_kv_head": num_kv_heads, "shared": 1}[mode]
 
 
-def _num_kept(sparsity: float, num_blocks: int) -> int:
-    return min(max(1, int(sparsity * num_blocks)), num_blocks)
-
-
 def _as_ranges(begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
     return torch.stack((begin, end), dim=-1).reshape(-1, 2).to(torch.int32)
 
@@ -83,7 +79,8 @@ def generate_block_sparse_pattern(
         scores = torch.rand(shape, device=device)
     elif tuple(scores.shape) != shape:
         raise ValueError(f"scores has shape {list(scores.shape)}; allowed: {list(shape)}")
-    best = scores.topk(_num_kept(sparsity, num_kv_blocks), dim=-1).indices
+    num_kept = min(max(1, int(sparsity * num_kv_blocks)), num_kv_blocks)
+    best = scores.topk(num_kept, dim=-1).indices
     if sparse_format == "topk":
         return best.to(torch.int32), scores
     if sparse_format != "block_mask":

@@ -138,17 +138,14 @@ def host_call(q, k, v, sink, mask: tuple, options: Options, backend: str) -> Cal
         known = None
     if known is None:
         known = (_versions(mask), _mask_of_copies(q, k, mask, backend))
-        _copies[key] = [_reference(tensor) for tensor in mask], known
+        references = [(lambda: None) if t is None else weakref.ref(t) for t in mask]
+        _copies[key] = references, known
     return known[1].calls.find(q, k, v, sink, options)
 
 
 def _mask_of_copies(q, k, mask: tuple, backend: str) -> KnownMask:
     copies = [None if tensor is None else tensor.cpu() for tensor in mask]
     return mask_of(q.shape[0], k.shape[0], *copies, backend)
-
-
-def _reference(tensor: torch.Tensor | None):
-    return (lambda: None) if tensor is None else weakref.ref(tensor)
 
 
 def _versions(mask: tuple) -> list[int]:

@@ -55,7 +55,7 @@ def fa4_takes(dtype: torch.dtype | None, device: torch.device | None) -> bool:
     """Whether FlashAttention-4 serves this process's GPU and takes tensors of this kind; None: of
     what is no tensor.
     """
-    if device is None or not _is_usable(FA4):
+    if device is None or not (_registry.is_registered(FA4) or _serves_here(FA4)):
         return False
     _table.ensure(FA4)
     try:
@@ -68,10 +68,6 @@ def fa4_takes(dtype: torch.dtype | None, device: torch.device | None) -> bool:
 @functools.cache
 def _serves_here(name: str) -> bool:
     return _table.is_usable(name)
-
-
-def _is_usable(name: str) -> bool:
-    return _registry.is_registered(name) or _serves_here(name)
 
 
 fa4_takes._dynamo_marked_constant = True

@@ -167,9 +167,10 @@ class MagiBatchCollator(MagiCollator):
         self, plan: BatchPlan, micro_batch: int, spec: AttnMaskSpec, heads: Heads
     ) -> BoundPlan:
         num_heads_q, num_heads_kv, head_dim = heads
+        mask = from_ranges(*spec.ranges(), spec.total_seqlen, spec.total_seqlen)
         made = plan.plan(
             micro_batch, num_heads_q=num_heads_q, num_heads_kv=num_heads_kv, head_dim=head_dim,
-            mask=_mask_of(spec), config=self.config, devices_per_node=self._devices_per_node,
+            mask=mask, config=self.config, devices_per_node=self._devices_per_node,
         )  # fmt: skip
         return made.bind(self.cp_group)
 
@@ -184,10 +185,6 @@ class MagiBatchCollator(MagiCollator):
             return [[1.0 / (n * count) if n else 0.0 for n in sample] for sample in learned]
         total = sum(map(sum, learned))
         return [[1.0 / max(total, 1)] * len(sample) for sample in learned]
-
-
-def _mask_of(spec: AttnMaskSpec) -> Mask:
-    return from_ranges(*spec.ranges(), spec.total_seqlen, spec.total_seqlen)
 
 
 class _Rows:

@@ -366,17 +366,14 @@ def _unused_keyword_of_callers() -> str | None:
     counts_rows = FROM_THE_END if bound_of(plan).plan.cp_size > 1 else ()
     for name in (*DESCRIBING, *LEARNED, *counts_rows):
         value = keywords.get(name)
-        if value is None or name in IMPLIED or (name in FROM_THE_END and _is_zero(value)):
+        is_zero = isinstance(value, int) and value == 0
+        if value is None or name in IMPLIED or (name in FROM_THE_END and is_zero):
             continue
         return (
             f"{type(model).__name__} was given {name} beside {PLAN_KEYWORD}; allowed: None, as the "
             "plan and the labels say it, and a rank's rows are not in the order of the sequence"
         )
     return _wrong_labels(model, plan, keywords)
-
-
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, int) and value == 0
 
 
 def _wrong_positions(model: torch.nn.Module, position_ids: torch.Tensor | None) -> str | None:

@@ -18,9 +18,7 @@ constexpr std::size_t kMinSlots = 4;
 RingPlace ring_for(std::size_t num_bytes) {
   const std::size_t payload = kSlotBytes - sizeof(PacketHeader);
   const std::size_t num_slots = std::max(kMinSlots, ceil_div(num_bytes, payload));
-  if (num_bytes >= kMinSlots * payload) {
-    return {.slot_bytes = kSlotBytes, .num_slots = num_slots};
-  }
+  if (num_bytes >= kMinSlots * payload) return {.slot_bytes = kSlotBytes, .num_slots = num_slots};
   const std::size_t slot = ceil_div(num_bytes, kMinSlots) + sizeof(PacketHeader);
   return {.slot_bytes = align_up(slot, sizeof(PacketHeader)), .num_slots = kMinSlots};
 }

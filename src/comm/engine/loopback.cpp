@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/words.hpp"
-#include "comm/engine/device_transport.hpp"
+#include "comm/engine/ring_group.hpp"
 #include "comm/net/first_failure.hpp"
 #include "comm/rows/call_options.hpp"
 #include "cuda/device.hpp"

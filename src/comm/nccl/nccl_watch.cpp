@@ -73,9 +73,7 @@ bool NcclWatch::fail_with(const char* what, const char* reason, CommFailure fail
 }
 
 void NcclWatch::abort(const std::string& reason) noexcept {
-  if (fail_with(" aborted: ", reason.c_str(), CommFailure::Aborted)) {
-    log_abort(rank_, reason);
-  }
+  if (fail_with(" aborted: ", reason.c_str(), CommFailure::Aborted)) log_abort(rank_, reason);
 }
 
 void NcclWatch::add(NcclFlight flight) {
@@ -130,11 +128,7 @@ void NcclWatch::inspect() {
 
 std::optional<CommError> NcclWatch::inspect_flights() {
   const std::lock_guard lock(mutex_);
-  while (!flights_.empty()) {
-    NcclFlight& flight = flights_.front();
-    if (!flight.end->is_reached()) break;
-    flights_.pop_front();
-  }
+  while (!flights_.empty() && flights_.front().end->is_reached()) flights_.pop_front();
   if (flights_.empty()) {
     changed_.notify_all();
     return {};

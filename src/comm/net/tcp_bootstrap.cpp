@@ -35,9 +35,7 @@ struct Greeting {
 /// FNV-1a.
 std::uint64_t hash_of(const std::string& text) {
   std::uint64_t hash = 0xcbf29ce484222325;
-  for (const char letter : text) {
-    hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
-  }
+  for (const char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
   return hash;
 }
 

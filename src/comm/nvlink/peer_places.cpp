@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "comm/rows/row_layout.hpp"
 
 namespace magi::comm {
 namespace {
@@ -63,12 +64,6 @@ void check_pairs(std::span<const RowExchange> all) {
                           " are other rows of rank " + std::to_string(pair / num_ranks) +
                           " than that owns; allowed: as many");
   }
-}
-
-std::int64_t count_of(std::span<const PeerRows> records, std::int32_t peer) {
-  std::int64_t count = 0;
-  for (const PeerRows& record : records) count += record.peer == peer ? record.num_rows : 0;
-  return count;
 }
 
 /// Counts the rows on the wire of `rank` before those of `peer`; own rows are not there.
@@ -171,15 +166,13 @@ void find_most(std::span<const RowExchange> all, PeerPlaces& places) {
   const auto num_ranks = static_cast<std::int32_t>(all.size());
   for (std::int32_t other = 0; other < num_ranks; ++other) {
     const RowExchange& each = all[static_cast<std::size_t>(other)];
-    std::int64_t needed = 0, owned = 0;
     for (const PeerRows& record : each.needed) {
       places.most_rows = std::max<std::int64_t>(places.most_rows, record.row + record.num_rows);
-      needed += record.num_rows;
     }
-    for (const PeerRows& record : each.owned) owned += record.num_rows;
+    const std::int64_t needed = count_rows(each.needed);
     places.most_needed = std::max(places.most_needed, needed);
-    places.most_remote = std::max(places.most_remote, needed - count_of(each.needed, other));
-    places.most_owned = std::max(places.most_owned, owned);
+    places.most_remote = std::max(places.most_remote, needed - count_rows(each.needed, other));
+    places.most_owned = std::max(places.most_owned, count_rows(each.owned));
   }
 }
 
@@ -200,7 +193,7 @@ PeerPlaces peer_places(std::span<const RowExchange> all, std::int32_t rank) {
     const RowExchange& other = all[static_cast<std::size_t>(peer)];
     places.wire_begin.push_back(static_cast<std::int32_t>(rows_before(other.needed, peer, rank)));
     for (const RowPair& rows : pair_rows(all, rank, peer)) add_tasks(places.to_rows, rows, peer);
-    if (count_of(own.needed, peer) > 0) places.cast_sources |= std::uint64_t{1} << peer;
+    if (count_rows(own.needed, peer) > 0) places.cast_sources |= std::uint64_t{1} << peer;
     auto wire_row = static_cast<std::int32_t>(rows_before(other.owned, peer, rank));
     for (const RowPair& rows : pair_rows(all, peer, rank)) {
       if (peer == rank) {
@@ -210,7 +203,7 @@ PeerPlaces peer_places(std::span<const RowExchange> all, std::int32_t rank) {
       places.needed_runs.push_back({rows.to, wire_row, rows.num_rows, peer});
       wire_row += rows.num_rows;
     }
-    if (peer != rank && count_of(own.owned, peer) > 0) {
+    if (peer != rank && count_rows(own.owned, peer) > 0) {
       places.reduce_sources |= std::uint64_t{1} << peer;
     }
   }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/rows/hop_exchanger.hpp"
-
 #include <utility>
 #include <vector>
 
 #include "comm/rows/abort_group.hpp"
+#include "comm/rows/row_exchanger.hpp"
 
 namespace magi::comm {
 namespace {

@@ -6,7 +6,6 @@
 #include "base/check.hpp"
 #include "base/math.hpp"
 #include "comm/rows/exchange_kind.hpp"
-#include "comm/rows/hop_exchanger.hpp"
 #include "comm/rows/row_layout.hpp"
 #include "comm/rows/row_memory.hpp"
 

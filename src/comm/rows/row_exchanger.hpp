@@ -144,6 +144,13 @@ std::unique_ptr<RowExchanger> make_row_exchanger(Communicator& communicator, std
                                                  const DeviceAllocator& allocator,
                                                  const ExchangerUse& use = {});
 
+/// Rows of tables with a way by node (RowTable::by_node) go in two legs over `straight`, those of
+/// other tables in one. Moves are awaited in the order of the plan's steps; one that is started
+/// waits for the first leg of the one before it. Partials are combined where they lie: a sum or
+/// merge by node changes the rows of RowMove::from that this rank collects for its node.
+std::unique_ptr<RowExchanger> make_hop_exchanger(Communicator& communicator,
+                                                 std::unique_ptr<RowExchanger> straight);
+
 /// Moves the rows of a table that stay on this rank, as a cast does, alone and at once (on a GPU
 /// enqueued on `stream`).
 void move_own_rows(const RowTable& table, const RowMove& move, void* stream);

@@ -126,4 +126,10 @@ std::int64_t count_rows(std::span<const PeerRows> records) {
   return count;
 }
 
+std::int64_t count_rows(std::span<const PeerRows> records, std::int32_t peer) {
+  std::int64_t count = 0;
+  for (const PeerRows& record : records) count += record.peer == peer ? record.num_rows : 0;
+  return count;
+}
+
 }  // namespace magi::comm

@@ -42,7 +42,6 @@ std::size_t row_elements(const TensorView& tensor);
 /// rows, each contiguous.
 class RowLayout {
  public:
-  RowLayout() = default;
   explicit RowLayout(std::span<const TensorView> tensors);
 
   std::size_t row_bytes() const { return row_bytes_; }
@@ -66,5 +65,7 @@ std::size_t wire_row_bytes(std::span<const TensorView> tensors, std::uint64_t wi
 
 /// Rows in all records of `records`.
 std::int64_t count_rows(std::span<const PeerRows> records);
+/// Rows in those with `peer`.
+std::int64_t count_rows(std::span<const PeerRows> records, std::int32_t peer);
 
 }  // namespace magi::comm

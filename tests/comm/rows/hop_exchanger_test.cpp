@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/rows/hop_exchanger.hpp"
-
 #include <gtest/gtest.h>
 
 #include "comm/exchange_case.hpp"
 #include "comm/ranks.hpp"
+#include "comm/rows/row_exchanger.hpp"
 
 // Rows of four ranks in two nodes of two, all of which need all rows of the others. Sums and merges
 // by node are in tests/runtime/nodes_test.cpp.
