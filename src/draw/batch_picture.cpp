@@ -121,8 +121,6 @@ std::string batch_picture(const BatchPlan& plan, std::string_view title) {
   const std::size_t columns = std::min(plan.micro_batches.size(), kMostMicroBatches);
   const std::string summary = summary_of(plan);
   Svg svg(kLeft + kBarsWidth + 24, kTop + lane * lanes + 24, title, summary);
-  svg.text(24, 28, title, {.size = 16, .is_bold = true});
-  svg.text(24, 47, summary, {.size = 12, .colour = kMutedInk});
   const TextStyle name{.size = 12, .anchor = Anchor::End, .colour = kInk};
   const std::int32_t step = lane >= 12.0 ? 1 : 8;
   for (std::int32_t rank = 0; rank < lanes; rank += step) {
