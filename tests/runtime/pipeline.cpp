@@ -195,7 +195,8 @@ PipelineRun empty_run(const AttentionCase& test, std::int32_t num_ranks) {
   const reference::DenseInput& in = test.dense;
   const double nan = std::nan("");
   run.forward.out.assign(test.dout.size(), nan);
-  run.forward.lse.assign(static_cast<std::size_t>(in.rows_q * in.heads_q), nan);
+  run.forward.lse.assign(static_cast<std::size_t>(in.rows_q) * static_cast<std::size_t>(in.heads_q),
+                         nan);
   run.gradients.dq.assign(in.q.size(), nan);
   run.gradients.dk.assign(in.k.size(), nan);
   run.gradients.dv.assign(in.v.size(), nan);
