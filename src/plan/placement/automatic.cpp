@@ -2,7 +2,7 @@
 #include "plan/placement/automatic.hpp"
 
 #include <algorithm>
-#include <numeric>
+#include <cstdlib>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -257,6 +257,15 @@ Assignment best_of(const ChunkTable& table, const PlacementLimits& limits, const
   return is_cheaper ? by_node.rank_of : best.rank_of;
 }
 
+/// The divisor of `count` that is nearest to `wanted`, the lower of two.
+std::int32_t divisor_near(std::int32_t wanted, std::int32_t count) {
+  std::int32_t found = 1;
+  for (std::int32_t i = 2; i <= count; ++i) {
+    if (count % i == 0 && std::abs(i - wanted) < std::abs(found - wanted)) found = i;
+  }
+  return found;
+}
+
 /// Does what place_to_choose does for any mask but one causal document.
 template <typename Keys>
 std::vector<Assignment> search_to_choose(const ChunkTable& table, const PlacementLimits& limits,
@@ -285,9 +294,12 @@ std::vector<Assignment> search_to_choose(const ChunkTable& table, const Placemen
     add(inside(ranks, run(uneven, keys, how).rank_of, node, is_first));
     // In order the ranks of few nodes would own what all of a tree see.
     if (!is_first || !std::is_same_v<Keys, MonotoneKeys>) continue;
-    for (const std::int32_t most : kGroups) {
-      if (most == 1 && num_chunks > kMostChunksInOneGroup) continue;
-      const std::int32_t size = of_nodes.num_ranks / std::gcd(most, of_nodes.num_ranks);
+    std::vector<std::int32_t> sizes;
+    for (const std::int32_t wanted : kGroups) {
+      if (wanted == 1 && num_chunks > kMostChunksInOneGroup) continue;
+      const std::int32_t size = of_nodes.num_ranks / divisor_near(wanted, of_nodes.num_ranks);
+      if (std::ranges::find(sizes, size) != sizes.end()) continue;
+      sizes.push_back(size);
       const Assignment group_of = place_sequential(table, limits_of_nodes(of_nodes, size));
       add(inside(ranks, inside(uneven, group_of, size, true), node, true));
     }
