@@ -66,8 +66,8 @@ MAGI_API magi_status magi_flex_ranges_workspace_bytes(const magi_flex_ranges* ra
                                                       size_t* size_bytes);
 /* As magi_flex_attention_forward on a GPU. The host reads no range and waits for nothing, so the
  * call can be captured and replayed with other values in the same tensors. Range ends outside the
- * tensors are clamped, reversed ranges and unknown types are empty; the report tells. The backend of
- * the inputs is NULL, "sm90" or "mma". */
+ * tensors are clamped, reversed ranges and unknown types are empty; the report tells. The inputs'
+ * backend is NULL, "sm90" or "mma". */
 MAGI_API magi_status magi_flex_ranges_forward(const magi_flex_ranges* ranges,
                                               const magi_attention_inputs* inputs,
                                               const magi_attention_result* result,
