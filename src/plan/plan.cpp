@@ -181,7 +181,8 @@ class PlacedMask {
   PlacedRows& rows_of(const PlacementConfig& placement) {
     const auto known = std::ranges::find(known_, placement, &PlacedRows::config);
     if (known != known_.end()) return *known;
-    PlacedRows& rows = known_.emplace_back(placement);
+    known_.push_back({.config = placement});
+    PlacedRows& rows = known_.back();
     keep_fastest(planner::asks_for_runs(config_) ? planner::placements_for_runs(mask_, config_)
                                                  : placements_for_nodes(placement),
                  rows);
