@@ -118,7 +118,7 @@ std::int64_t sent_between_nodes(const Mask& mask, const Placement& placement,
 /// Rows that enter nodes once the plan knows them, means of ratios over masks.
 Crossing measure_crossing(const std::vector<Mask>& masks, int num_ranks, int devices_per_node,
                           const PlacementConfig& config) {
-  // Rows between nodes are dearer by as much as the network of the cost model is slower.
+  // Rows between nodes cost more by as much as the network of the cost model is slower.
   const magi::NodeShape nodes{devices_per_node, magi::crossing_price(magi::CostModel{})};
   Crossing figures;
   for (const Mask& mask : masks) {

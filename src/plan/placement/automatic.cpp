@@ -36,7 +36,7 @@ constexpr std::int32_t kRepairPrice = 4096;
 constexpr std::int64_t kSpare = 19;
 constexpr std::int64_t kSpareOfNodes = 5;
 constexpr int kRepairsOfNodes = 8;
-// Choices where rows between nodes are dear: how uneven nodes may be, and in how many groups of
+// Choices where rows between nodes cost much: how uneven nodes may be, and in how many groups of
 // them rows are in order. Of 1 to 32 groups of 256 ranks, 4 and 8 left the shortest steps; one
 // group is worth its time among few chunks.
 constexpr std::int64_t kSparesOfChoices[] = {kSpareOfNodes, 20, 100};

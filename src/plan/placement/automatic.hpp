@@ -24,7 +24,7 @@ Assignment place_thorough(const ChunkTable& table, const PlacementLimits& limits
 Assignment place_affinity(const ChunkTable& table, const PlacementLimits& limits,
                           const NodeShape& nodes = {});
 
-/// Placements to choose from by their steps if rows that enter nodes are dear: zigzag, sequential
+/// Placements to choose from by their steps if rows that enter nodes cost much: zigzag, sequential
 /// and, but for one causal document, automatic, nodes of more and more uneven area, groups of nodes
 /// with rows in order and, of few chunks, thorough. Ranks are as even as the heaviest node allows.
 std::vector<Assignment> place_to_choose(const ChunkTable& table, const PlacementLimits& limits,

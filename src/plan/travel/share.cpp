@@ -10,7 +10,7 @@
 namespace magi::planner {
 namespace {
 
-constexpr std::int64_t kShardCost = 1 << 16;         // of a mean shard of the dearer side
+constexpr std::int64_t kShardCost = 1 << 16;         // of a mean shard of the costlier side
 constexpr std::int64_t kMeanLoad = 1 << 20;          // areas are counted in this share of the mean
 constexpr std::int64_t kFreeLoad = kMeanLoad / 256;  // above the mean and without a price
 
