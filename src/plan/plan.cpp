@@ -189,8 +189,8 @@ class PlacedMask {
     return rows;
   }
 
-  /// The placement that was asked for or, on a slow network, many to choose from: less even ones may
-  /// move less.
+  /// The placement that was asked for or, on a slow network, many to choose from: less even ones
+  /// may move less.
   std::vector<Placement> placements_for_nodes(PlacementConfig how) const {
     constexpr std::int32_t kSlowNetworkPrice = 12;
     const std::int32_t num_ranks = config_.num_ranks;
