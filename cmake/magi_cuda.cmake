@@ -41,7 +41,7 @@ function(magi_kernels name)
                         PRIVATE $<BUILD_INTERFACE:magi_flags>)
   if(ARG_ALSO_FROM)
     set_target_properties(${name} PROPERTIES
-                          CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}-real;${ARG_ALSO_FROM}-virtual")
+                          CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}-real;${ARG_ALSO_FROM}")
   endif()
   if(ARG_FROM)
     set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES OFF)

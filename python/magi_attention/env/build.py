@@ -54,7 +54,7 @@ def has_gpu_kernels() -> bool:
 
 @functools.cache
 def gpu_architectures() -> tuple[str, ...]:
-    """GPU architectures that the loaded library holds kernels for, such as ("sm_90a",)."""
+    """GPU architectures that the loaded library holds kernels for, such as ("sm_80", "sm_90a")."""
     from magi_attention._native.library import gpu_architectures as found
 
     return tuple(found().split())

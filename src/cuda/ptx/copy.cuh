@@ -149,9 +149,11 @@ __device__ __forceinline__ void fence_async_shared() {
 }
 
 /// Orders ordinary accesses of device memory that this thread knows of before its later
-/// asynchronous ones.
+/// asynchronous ones. GPUs before Hopper have none of these.
 __device__ __forceinline__ void fence_async_global() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
 }
 
 __device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_t value) {
