@@ -101,6 +101,8 @@ std::optional<std::string> env_variable(const char* name) {
   return text != nullptr ? std::optional<std::string>(text) : std::nullopt;
 }
 
+std::int32_t shared_kib_env() { return env_int("MAGI_SHARED_KIB", 1024); }
+
 std::string log_level_env() { return env_text("MAGI_LOG_LEVEL", "off"); }
 
 std::string cost_file_env() { return env_text(kCostFileVariable, ""); }

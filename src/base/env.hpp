@@ -26,6 +26,10 @@ std::optional<LaunchEnv> launch_env();
 /// The value of any variable; absent where it is not set.
 std::optional<std::string> env_variable(const char* name);
 
+/// MAGI_SHARED_KIB: the most shared memory that kernels for every GPU are chosen for, in KiB, so
+/// that one GPU runs what others with less would; 1,024 where it is not set.
+std::int32_t shared_kib_env();
+
 /// MAGI_LOG_LEVEL: "off" (default), "error", "warn", "info", "debug".
 std::string log_level_env();
 

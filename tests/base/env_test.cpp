@@ -23,6 +23,7 @@ constexpr const char* kNames[] = {"RANK",
                                   "OMPI_COMM_WORLD_LOCAL_RANK",
                                   "OMPI_COMM_WORLD_LOCAL_SIZE",
                                   "MAGI_LOG_LEVEL",
+                                  "MAGI_SHARED_KIB",
                                   kCostFileVariable};
 
 /// Starts and ends without any of the variables.
@@ -104,6 +105,12 @@ TEST_F(Env, NothingIsLoggedUnlessAskedFor) {
   EXPECT_EQ(log_level_env(), "off");
   set("MAGI_LOG_LEVEL", "debug");
   EXPECT_EQ(log_level_env(), "debug");
+}
+
+TEST_F(Env, SharedMemoryIsLimitedOrNot) {
+  EXPECT_EQ(shared_kib_env(), 1024);
+  set("MAGI_SHARED_KIB", "99");
+  EXPECT_EQ(shared_kib_env(), 99);
 }
 
 TEST_F(Env, ACostFileIsNamedOrNot) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/env.hpp"
 #include "cuda/device.hpp"
 #include "kernels/attention/built_in.hpp"
 #include "kernels/attention/device_runs.hpp"
@@ -187,7 +188,8 @@ class MmaBackend final : public KernelBackend {
     return is_device(device) && device_info(device).major >= 8;
   }
   const KernelFamily& family_on(std::int32_t device) const override {
-    const auto shared_bytes = static_cast<std::size_t>(device_info(device).shared_bytes);
+    const auto shared_bytes = static_cast<std::size_t>(
+        std::min(device_info(device).shared_bytes, 1024 * shared_kib_env()));
     if (shared_bytes < mma::kLargeShared) return small_;
     return shared_bytes < mma::kLargestShared ? large_ : KernelBackend::family_on(device);
   }
@@ -195,7 +197,8 @@ class MmaBackend final : public KernelBackend {
  private:
   /// Lists are made without clusters on every GPU, so that Hopper runs what others do.
   static KernelFamily family_with(std::size_t shared_bytes) {
-    return family_of(mma::forward_instances(), mma::backward_instances(shared_bytes), false);
+    return family_of(mma::forward_instances(shared_bytes), mma::backward_instances(shared_bytes),
+                     false);
   }
 
   KernelFamily large_;

@@ -16,8 +16,9 @@ inline constexpr std::size_t kSmallShared = 99 * 1024;
 inline constexpr std::size_t kLargeShared = 163 * 1024;
 inline constexpr std::size_t kLargestShared = 227 * 1024;
 
-std::span<const sm90::ForwardInstance> forward_instances();
-/// Those for GPUs whose CTAs have so much shared memory: where it is small, none for 256 : 256.
+/// Kernels for GPUs whose CTAs have so much shared memory.
+std::span<const sm90::ForwardInstance> forward_instances(std::size_t shared_bytes);
+/// Likewise; where it is small, none for 256 : 256.
 std::span<const sm90::BackwardInstance> backward_instances(std::size_t shared_bytes);
 
 }  // namespace magi::mma

@@ -14,20 +14,21 @@ constexpr int keys_of(int dim_qk, bool is_general) {
   return is_general && dim_qk < 256 ? 32 : 64;
 }
 
-/// Tiles that two CTAs of a multiprocessor have registers for, and every GPU the shared memory.
-template <DType kType, int kDimQk, int kDimV, FeatureSet kFeatures>
+/// Tiles for which there are registers, and shared memory for two CTAs of four warps on every GPU,
+/// or for one of eight where a CTA has more than kSmallShared.
+template <DType kType, int kDimQk, int kDimV, FeatureSet kFeatures, int kWarps>
 struct Instance {
   static constexpr ForwardConfig kConfig{.type = kType,
                                          .dim_qk = kDimQk,
                                          .dim_v = kDimV,
                                          .keys = keys_of(kDimQk, kFeatures == FeatureSet::General),
-                                         .consumers = kDimV == 256 ? 1 : 2,
+                                         .consumers = kDimV == 256 ? kWarps / 4 : 2,
                                          .kv_stages = kDimQk > 128 ? 2 : 4,
                                          .q_stages = 1,
                                          .trimmed_keys = 0,
                                          .features = kFeatures,
-                                         .is_mma = true};
-  static_assert(sizeof(ForwardStorage<kConfig>) <= kSmallShared);
+                                         .mma_warps = kWarps};
+  static_assert(sizeof(ForwardStorage<kConfig>) <= (kWarps == 4 ? kSmallShared : kLargeShared));
 };
 
 namespace {
@@ -36,13 +37,13 @@ template <typename Instance>
 void launch(const ForwardParams& params, int num_ctas, cudaStream_t stream) {
   constexpr ForwardConfig kC = Instance::kConfig;
   const int bytes = sm90::grant_storage<ForwardStorage<kC>, forward_kernel<Instance>>();
-  forward_kernel<Instance><<<num_ctas, kForwardThreads, bytes, stream>>>(params);
+  forward_kernel<Instance><<<num_ctas, 32 * kC.mma_warps, bytes, stream>>>(params);
   cuda_check(cudaGetLastError(), "mma::forward_kernel");
 }
 
-template <DType kType, int kDimQk, int kDimV, FeatureSet kFeatures>
+template <DType kType, int kDimQk, int kDimV, FeatureSet kFeatures, int kWarps = 4>
 constexpr sm90::ForwardInstance instance() {
-  using Of = Instance<kType, kDimQk, kDimV, kFeatures>;
+  using Of = Instance<kType, kDimQk, kDimV, kFeatures, kWarps>;
   return {Of::kConfig, launch<Of>};
 }
 
@@ -52,19 +53,23 @@ constexpr FeatureSet kAnyOut = FeatureSet::AnyOut;
 constexpr FeatureSet kGeneral = FeatureSet::General;
 
 // A plain call is served by the kernel for any out: the difference is in the end of an item alone.
+// kWarps: of the widest heads.
+template <int kWarps>
 constexpr sm90::ForwardInstance kInstances[] = {
-    instance<kBf16, 64, 64, kAnyOut>(),   instance<kBf16, 64, 64, kGeneral>(),
-    instance<kBf16, 128, 128, kAnyOut>(), instance<kBf16, 128, 128, kGeneral>(),
-    instance<kBf16, 192, 128, kAnyOut>(), instance<kBf16, 192, 128, kGeneral>(),
-    instance<kBf16, 256, 256, kAnyOut>(), instance<kBf16, 256, 256, kGeneral>(),
-    instance<kFp16, 64, 64, kAnyOut>(),   instance<kFp16, 64, 64, kGeneral>(),
-    instance<kFp16, 128, 128, kAnyOut>(), instance<kFp16, 128, 128, kGeneral>(),
-    instance<kFp16, 192, 128, kAnyOut>(), instance<kFp16, 192, 128, kGeneral>(),
-    instance<kFp16, 256, 256, kAnyOut>(), instance<kFp16, 256, 256, kGeneral>(),
+    instance<kBf16, 64, 64, kAnyOut>(),           instance<kBf16, 64, 64, kGeneral>(),
+    instance<kBf16, 128, 128, kAnyOut>(),         instance<kBf16, 128, 128, kGeneral>(),
+    instance<kBf16, 192, 128, kAnyOut>(),         instance<kBf16, 192, 128, kGeneral>(),
+    instance<kBf16, 256, 256, kAnyOut, kWarps>(), instance<kBf16, 256, 256, kGeneral, kWarps>(),
+    instance<kFp16, 64, 64, kAnyOut>(),           instance<kFp16, 64, 64, kGeneral>(),
+    instance<kFp16, 128, 128, kAnyOut>(),         instance<kFp16, 128, 128, kGeneral>(),
+    instance<kFp16, 192, 128, kAnyOut>(),         instance<kFp16, 192, 128, kGeneral>(),
+    instance<kFp16, 256, 256, kAnyOut, kWarps>(), instance<kFp16, 256, 256, kGeneral, kWarps>(),
 };
 
 }  // namespace
 
-std::span<const sm90::ForwardInstance> forward_instances() { return kInstances; }
+std::span<const sm90::ForwardInstance> forward_instances(std::size_t shared_bytes) {
+  return shared_bytes < kLargeShared ? kInstances<4> : kInstances<8>;
+}
 
 }  // namespace magi::mma

@@ -10,17 +10,15 @@
 // out = softmax(scale * Q K^T + mask) V and its lse on any GPU since compute capability 8.0: the
 // lists, masks, softmax and results of kernels/sm90/forward, with mma.sync and cp.async.
 //
-// A CTA is four warps. Each has 16 of each 64 rows of the q tile; S, P and O stay in registers. Q
-// and one or two K and V tiles are in shared memory. A step is one k tile:
+// A CTA is four or eight warps. Each has 16 rows of every 64 or 128 of the q tile; S, P and O stay
+// in registers. Q and one or two K and V tiles are in shared memory. A step is one k tile:
 //
 //   K and V are there | barrier | the next K and V are loaded, S = Q K^T, P is made of S, O += P V
 //
 // The next tile may be of the next run or item. An item's Q is loaded behind the last S of the item
 // before it and a barrier. Where there is room for one K and one V, V is loaded before S and the
-// next K behind it and a barrier. Two CTAs of a multiprocessor fill each other's waits.
+// next K behind it and a barrier. Two CTAs of four warps fill each other's waits.
 namespace magi::mma {
-
-inline constexpr int kForwardThreads = 128;
 
 template <ForwardConfig kC>
 struct ForwardStorage {
@@ -42,7 +40,9 @@ template <ForwardConfig kC>
 class ForwardCta {
  public:
   using Storage = ForwardStorage<kC>;
-  static constexpr int kBlocks = kC.consumers;  ///< blocks of 16 rows of a warp, 64 rows apart
+  static constexpr int kThreads = 32 * kC.mma_warps;
+  static constexpr int kGroups = kC.mma_warps / 4;        ///< of warps, each with 64 rows at a time
+  static constexpr int kBlocks = kC.consumers / kGroups;  ///< blocks of 16 rows of a warp
 
   __device__ __forceinline__ ForwardCta(Storage& shared, const ForwardParams& params)
       : shared_(shared), params_(params) {}
@@ -67,7 +67,7 @@ class ForwardCta {
 
  private:
   using Scores = float[kBlocks][kC.keys / 2];
-  using Copied = CopiedRows<kForwardThreads>;
+  using Copied = CopiedRows<kThreads>;
   static constexpr int kStages = Storage::kStages;
   /// Whether the slot of an item's last run is kept or computed, and how much the loop that copies
   /// Q is unrolled: found by trial, so that ptxas spills no registers.
@@ -75,6 +75,10 @@ class ForwardCta {
   static constexpr int kUnrolled = kC.dim_qk == 128 ? 2 : 1;
 
   __device__ __forceinline__ RunWalk<kC> walk() const { return {shared_.walk, params_}; }
+  /// The 64 rows of the q tile where a block of the warp lies.
+  __device__ __forceinline__ static int part_of_tile(int block) {
+    return block * kGroups + (kGroups > 1 ? thread_index() / 128 : 0);
+  }
   __device__ __forceinline__ const sm90::RunMessage& present() const { return shared_.runs[slot_]; }
   __device__ __forceinline__ static int next_of(int slot) { return (slot + 1) % Storage::kRuns; }
 
@@ -136,8 +140,8 @@ class ForwardCta {
     const int num_rows = min(params_.rows_q - run.token_begin, kC.rows()) << params_.packed_shift;
     copy_tile<kC.rows(), kC.dim_qk, kUnrolled>(
         shared_.q, params_.dim_qk,
-        packed_rows<kForwardThreads>(params_.q_rows, run.token_begin, run.head_begin,
-                                     params_.packed_shift),
+        packed_rows<kThreads>(params_.q_rows, run.token_begin, run.head_begin,
+                              params_.packed_shift),
         [=](int row) { return row < num_rows; });
   }
 
@@ -185,9 +189,9 @@ class ForwardCta {
       for (float& x : block) x = 0.0f;
     }
     const int warp = thread_index() / 32;
-    add_product<kC.type, kC.dim_qk / kStep, 64, kStep>(scores,
-                                                       RowsA<kC.rows()>{{shared_.q, 16 * warp, 0}},
-                                                       RowsB<kC.keys>{{shared_.k[stage_], 0, 0}});
+    add_product<kC.type, kC.dim_qk / kStep, 64 * kGroups, kStep>(
+        scores, RowsA<kC.rows()>{{shared_.q, 16 * warp, 0}},
+        RowsB<kC.keys>{{shared_.k[stage_], 0, 0}});
   }
 
   /// Turns scores into P and adds P V.
@@ -198,7 +202,8 @@ class ForwardCta {
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       if (is_masked) {
-        sm90::mask_by_run<kC.keys>(scores[i], run, {64 * i, run.k_end - (tile_ + 1) * kC.keys},
+        sm90::mask_by_run<kC.keys>(scores[i], run,
+                                   {64 * part_of_tile(i), run.k_end - (tile_ + 1) * kC.keys},
                                    params_.packed_shift);
       }
       const bool has_moved = state_[i].template raise_base<kC.keys>(scores[i], params_.score);
@@ -215,7 +220,7 @@ class ForwardCta {
   __device__ __forceinline__ void write_item(int slot) {
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
-      const sm90::Epilogue<kC, Storage> epilogue(shared_, params_, i, slot);
+      const sm90::Epilogue<kC, Storage> epilogue(shared_, params_, part_of_tile(i), slot);
       epilogue.finish_rows(state_[i]);
       epilogue.write(out_[i]);
     }
@@ -232,7 +237,7 @@ class ForwardCta {
 
 /// `Instance` is a type with a `static constexpr ForwardConfig kConfig`.
 template <typename Instance>
-__global__ void __launch_bounds__(kForwardThreads, Instance::kConfig.ctas_per_sm())
+__global__ void __launch_bounds__(32 * Instance::kConfig.mma_warps, Instance::kConfig.ctas_per_sm())
     forward_kernel(const __grid_constant__ ForwardParams params) {
   extern __shared__ __align__(128) std::uint8_t shared_bytes[];
   constexpr ForwardConfig kC = Instance::kConfig;

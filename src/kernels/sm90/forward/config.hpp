@@ -30,9 +30,8 @@ struct ForwardConfig {
   bool has_pingpong = true;  ///< warpgroups take turns in issuing products
   int trimmed_keys = 64;     ///< keys of the short last tile of an item; 0: none is short
   FeatureSet features = FeatureSet::Plain;
-  /// A kernel of kernels/mma: one warpgroup, whose warps have 16 of each 64 rows, copies and
-  /// multiplies. It reads tensors by address.
-  bool is_mma = false;
+  /// Warps of a kernel of kernels/mma, which reads tensors by address: all copy and multiply.
+  int mma_warps = 0;
 
   constexpr bool is_general() const { return features == FeatureSet::General; }
   constexpr bool has_any_out() const { return features != FeatureSet::Plain; }
@@ -60,7 +59,9 @@ struct ForwardConfig {
     return consumers == 1 ? 216 : consumers == 2 ? 232 : 160;
   }
   /// CTAs that a multiprocessor has room for: two of one consumer take turns as two warpgroups do.
-  constexpr int ctas_per_sm() const { return is_mma || consumers == 1 ? 2 : 1; }
+  constexpr int ctas_per_sm() const {
+    return mma_warps > 0 ? 8 / mma_warps : consumers == 1 ? 2 : 1;
+  }
 };
 
 }  // namespace magi::sm90

@@ -51,7 +51,7 @@ void set_tensors(ForwardParams& params, const ForwardArgs& args, const ForwardLi
                  const ListOnDevice& parts, const ForwardConfig& config) {
   const bool is_float = args.out.dtype == DType::Float32;
   (is_float ? params.out_float : params.out_half) = strided_rows(args.out);
-  if (config.is_mma) {
+  if (config.mma_warps > 0) {
     params.q_rows = strided_rows(args.q);
     params.k_rows = strided_rows(args.k);
     params.v_rows = strided_rows(args.v);
