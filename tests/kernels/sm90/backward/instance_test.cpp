@@ -8,13 +8,13 @@
 #include "support/gpu/gpu_test.hpp"
 
 // The same of every kernel: of each type and dim, with a softcap or not, with dQ's sums in the
-// order of the list or not.
+// order of the list or not, of each backend.
 namespace magi::test {
 namespace {
 
-class BackwardInstanceTest
-    : public GpuTest,
-      public ::testing::WithParamInterface<std::tuple<DType, std::int32_t, bool, bool>> {
+class BackwardInstanceTest : public GpuTest,
+                             public ::testing::WithParamInterface<
+                                 std::tuple<DType, std::int32_t, bool, bool, const char*>> {
  protected:
   BackwardCase base() const {
     BackwardCase test;
@@ -22,14 +22,15 @@ class BackwardInstanceTest
     set_instance_dims(test, std::get<1>(GetParam()));
     if (std::get<2>(GetParam())) test.params.softcap = 15.0;
     test.tuning = {.packed_heads = 1, .is_deterministic = std::get<3>(GetParam())};
+    test.backend = std::get<4>(GetParam());
     return test;
   }
 };
 
 std::string name_of(const ::testing::TestParamInfo<BackwardInstanceTest::ParamType>& info) {
-  const auto& [type, dim, has_softcap, is_deterministic] = info.param;
+  const auto& [type, dim, has_softcap, is_deterministic, backend] = info.param;
   return std::string(type == DType::BFloat16 ? "Bf16" : "Fp16") + "Dim" + std::to_string(dim) +
-         (has_softcap ? "Softcap" : "") + (is_deterministic ? "InOrder" : "Fast");
+         (has_softcap ? "Softcap" : "") + (is_deterministic ? "InOrder" : "Fast") + backend;
 }
 
 /// One CTA walks all items and splits through its rings; two documents share a q tile.
@@ -174,7 +175,7 @@ TEST_P(BackwardInstanceTest, OneCtaConvertsManySums) {
 INSTANTIATE_TEST_SUITE_P(Instances, BackwardInstanceTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
                                             ::testing::Values(64, 128, 192, 256), ::testing::Bool(),
-                                            ::testing::Bool()),
+                                            ::testing::Bool(), ::testing::Values("", "mma")),
                          name_of);
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <vector>
 
+#include "base/env.hpp"
 #include "kernels/sm90/backward/case.hpp"
 #include "kernels/sm90/shared_suite.hpp"
 
@@ -62,7 +63,9 @@ TEST_F(BackwardMaskTest, RandomMasksAgreeWithFloat64) { check_random_masks({128}
 TEST_F(BackwardWideMaskTest, Dim192MasksAgreeWithFloat64) { check_random_masks({192}); }
 TEST_F(BackwardWideMaskTest, Dim256MasksAgreeWithFloat64) { check_random_masks({256}); }
 TEST_F(BackwardMmaMaskTest, RandomMasksAgreeWithFloat64) {
-  check_random_masks({128, 192, 256}, "mma");
+  std::vector<std::int32_t> instances = {128, 192, 256};
+  if (shared_kib_env() < 163) instances.pop_back();  // as GPUs with so little have no room for it
+  check_random_masks(instances, "mma");
 }
 
 }  // namespace

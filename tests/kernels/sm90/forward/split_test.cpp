@@ -15,8 +15,9 @@
 namespace magi::test {
 namespace {
 
-class ForwardSplitTest : public GpuTest,
-                         public ::testing::WithParamInterface<std::tuple<DType, InstanceDims>> {
+class ForwardSplitTest
+    : public GpuTest,
+      public ::testing::WithParamInterface<std::tuple<DType, InstanceDims, const char*>> {
  protected:
   /// 70 rows over 3,500 keys, 30 of them with a tail of their own.
   ForwardCase base() const {
@@ -24,6 +25,7 @@ class ForwardSplitTest : public GpuTest,
     test.type = std::get<0>(GetParam());
     test.dim_qk = std::get<1>(GetParam()).qk;
     test.dim_v = std::get<1>(GetParam()).v;
+    test.backend = std::get<2>(GetParam());
     test.heads_q = 4;
     test.heads_kv = 2;
     test.mask = {70,
@@ -78,7 +80,7 @@ TEST_P(ForwardSplitTest, WholeTilesBesideSplits) {
 
 INSTANTIATE_TEST_SUITE_P(Instances, ForwardSplitTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
-                                            forward_dims()));
+                                            forward_dims(), ::testing::Values("", "mma")));
 
 using ForwardSplitCallTest = GpuTest;
 
