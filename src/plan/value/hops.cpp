@@ -2,7 +2,6 @@
 #include "plan/value/hops.hpp"
 
 #include <algorithm>
-#include <array>
 #include <span>
 #include <utility>
 

@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <string>
 
 #include "kernels/sm90/backward/case.hpp"
 #include "support/gpu/device_slices.hpp"

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "cuda/arena.hpp"
 #include "cuda/tensor_map.hpp"
 #include "kernels/sm90/conversions.hpp"
 #include "kernels/sm90/poison.hpp"
