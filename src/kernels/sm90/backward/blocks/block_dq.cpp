@@ -5,7 +5,6 @@
 
 #include "cuda/tensor_map.hpp"
 #include "kernels/sm90/conversions.hpp"
-#include "kernels/sm90/poison.hpp"
 
 namespace magi::sm90 {
 namespace {
