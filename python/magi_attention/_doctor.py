@@ -60,20 +60,15 @@ def examine(package: str) -> dict[str, Any]:
             unfit.append(f"cuda:{index} has no kernels of the library; docs/backends.md has others")
     return {
         "magi_attention": f"{package} in {os.path.dirname(os.path.abspath(__file__))}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_cuda": torch.version.cuda,
-        "nccl": _nccl_version(),
-        "library": library_file(),
-        "libmagi": version(),
-        "gpu_kernels": gpu_architectures().split(),
-        "gpus": _gpus(),
+        "python": platform.python_version(), "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda, "nccl": _nccl_version(), "library": library_file(),
+        "libmagi": version(), "gpu_kernels": gpu_architectures().split(), "gpus": _gpus(),
         "variables": _environment.read_variables(_environment.PREFIX, _RANKS),
         "backends": [row._asdict() for row in rows],
         "attention": [one._asdict() for one in checks],
         "unfit": unfit,
         "exit_code": WRONG if wrong or not checks else UNFIT if unfit else OK,
-    }
+    }  # fmt: skip
 
 
 def environment_findings(rows: list[backends.Row]) -> list[str]:

@@ -110,26 +110,12 @@ def is_set(name: str) -> bool:
 
 
 # What a key of `magi_attention.api` depends on.
-KEY_VARIABLES = tuple(
-    PREFIX + name
-    for name in (
-        "DETERMINISTIC_MODE",
-        "HIERARCHICAL_COMM",
-        "QO_COMM",
-        "NATIVE_GRPCOLL",
-        "FLATTEN_HEAD_GROUPS",
-        "KERNEL_BACKEND",
-        "SDPA_BACKEND",
-        "FA4_BACKEND",
-        "PRECISION",
-        "AUTO_RANGE_MERGE",
-        "RANGE_MERGE",
-        "MIN_CHUNKS_PER_RANK",
-        "COST_FILE",
-    )
-)
-
-
+_OF_KEYS = (
+    "DETERMINISTIC_MODE", "HIERARCHICAL_COMM", "QO_COMM", "NATIVE_GRPCOLL", "FLATTEN_HEAD_GROUPS",
+    "KERNEL_BACKEND", "SDPA_BACKEND", "FA4_BACKEND", "PRECISION", "AUTO_RANGE_MERGE", "RANGE_MERGE",
+    "MIN_CHUNKS_PER_RANK", "COST_FILE",
+)  # fmt: skip
+KEY_VARIABLES = tuple(PREFIX + name for name in _OF_KEYS)
 _KEY_VARIABLES_RAW = tuple(map(os.fsencode, KEY_VARIABLES))
 
 

@@ -4,8 +4,6 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include <string>
-
 #include "cuda/check.hpp"
 
 namespace magi {

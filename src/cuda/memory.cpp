@@ -2,10 +2,8 @@
 #include "cuda/memory.hpp"
 
 #include <map>
-#include <memory>
 #include <mutex>
 #include <new>
-#include <utility>
 
 #include "base/math.hpp"
 #include "cuda/capture.hpp"

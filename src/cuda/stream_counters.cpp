@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/stream_counters.hpp"
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <span>

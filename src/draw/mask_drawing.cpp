@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <string>
 
 #include "base/check.hpp"
 #include "draw/numbers.hpp"

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "base/math.hpp"
 #include "magi/mask_builders.hpp"
 #include "magi/mask_runs.hpp"
 #include "mask/form_masks.hpp"

@@ -3,10 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "base/check.hpp"
 #include "base/log.hpp"

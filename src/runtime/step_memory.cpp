@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/step_memory.hpp"
 
-#include <algorithm>
 #include <utility>
 
 #include "base/math.hpp"

@@ -2,7 +2,6 @@
 #include "simulate/simulate.hpp"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "base/check.hpp"

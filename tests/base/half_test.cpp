@@ -9,26 +9,25 @@
 namespace magi {
 namespace {
 
-TEST(Half, EveryFloat16SurvivesARoundTrip) {
+/// Every value of a 16-bit type, by its functions from and to float.
+template <typename FromFloat, typename ToFloat>
+void check_round_trips(FromFloat from_float, ToFloat to_float) {
   for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
-    const float value = float16_to_float(static_cast<std::uint16_t>(bits));
+    const float value = to_float(static_cast<std::uint16_t>(bits));
     if (std::isnan(value)) {
-      EXPECT_TRUE(std::isnan(float16_to_float(float_to_float16(value))));
+      EXPECT_TRUE(std::isnan(to_float(from_float(value))));
     } else {
-      EXPECT_EQ(float_to_float16(value), bits);
+      EXPECT_EQ(from_float(value), bits);
     }
   }
 }
 
+TEST(Half, EveryFloat16SurvivesARoundTrip) {
+  check_round_trips(float_to_float16, float16_to_float);
+}
+
 TEST(Half, EveryBfloat16SurvivesARoundTrip) {
-  for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
-    const float value = bfloat16_to_float(static_cast<std::uint16_t>(bits));
-    if (std::isnan(value)) {
-      EXPECT_TRUE(std::isnan(bfloat16_to_float(float_to_bfloat16(value))));
-    } else {
-      EXPECT_EQ(float_to_bfloat16(value), bits);
-    }
-  }
+  check_round_trips(float_to_bfloat16, bfloat16_to_float);
 }
 
 TEST(Half, TiesGoToEven) {

@@ -37,10 +37,14 @@ std::string json_of(const magi_plan* plan) {
 
 class PlanAbi : public testing::Test {
  protected:
+  /// A plan of `config` as it is.
+  Owned<magi_plan> planned() {
+    return made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  }
+
   magi_plan_config config = test_config();
   Owned<magi_mask> mask = mask_from(test_mask());
-  Owned<magi_plan> plan =
-      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  Owned<magi_plan> plan = planned();
   Plan truth = make_plan(test_mask(), cpp_config());
 };
 
@@ -50,8 +54,7 @@ TEST_F(PlanAbi, TheDefaultsAreThoseOfTheCppCall) {
   magi_plan_config_init(&config);
   EXPECT_EQ(config.overlap_degree, MAGI_OVERLAP_AUTO);
   config.num_ranks = 4;
-  const auto plain =
-      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  const auto plain = planned();
   EXPECT_EQ(json_of(plain.get()), plan_to_json(make_plan(test_mask(), {.num_ranks = 4})));
 }
 
@@ -78,8 +81,7 @@ TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
   config.max_runs = 100;
   config.seconds_per_run = 1e-5;
   config.max_exchange_bytes = -1;
-  const auto other =
-      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  const auto other = planned();
   PlanConfig expected = cpp_config();
   expected.placement = {
       .algorithm = PlacementAlgorithm::MinHeap, .chunk_size = 16, .min_chunks_per_rank = 2};
@@ -111,8 +113,7 @@ TEST_F(PlanAbi, ACostFileSetsTheConstants) {
                                .seconds_per_launch = 3e-6}};
   const std::string text = cost_file_to_json(file);
   ASSERT_EQ(magi_plan_config_read_cost(&config, text.data(), text.size()), MAGI_OK);
-  const auto other =
-      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  const auto other = planned();
   PlanConfig expected = cpp_config();
   expected.cost = file.cost;
   EXPECT_EQ(json_of(other.get()), plan_to_json(make_plan(test_mask(), expected)));
@@ -155,8 +156,7 @@ TEST_F(PlanAbi, JsonGoesBothWays) {
   EXPECT_EQ(magi_plan_equal(plan.get(), back.get(), &is_equal), MAGI_OK);
   EXPECT_EQ(is_equal, 1);
   config.num_ranks = 2;
-  const auto other =
-      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  const auto other = planned();
   EXPECT_EQ(magi_plan_equal(plan.get(), other.get(), &is_equal), MAGI_OK);
   EXPECT_EQ(is_equal, 0);
   magi_plan* refused = nullptr;

@@ -3,7 +3,6 @@
 
 #include <thread>
 
-#include "base/log.hpp"
 #include "capi/owned_handles.hpp"
 #include "magi/version.hpp"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/exchange_case.hpp"
 
-#include <algorithm>
 #include <cstring>
 #include <random>
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-
 // What the library of tests/comm/fake_nccl.cpp exports beside NCCL's functions.
 extern "C" {
 /// The next look at a communicator of `rank` finds this result.

@@ -3,10 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <memory>
 #include <new>
 #include <string>
-#include <vector>
 
 #include "comm/net/failure_channel.hpp"
 #include "comm/ranks.hpp"

@@ -4,8 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
-
 #include "comm/exchange_case.hpp"
 #include "comm/mailbox_group.hpp"
 #include "comm/ranks.hpp"

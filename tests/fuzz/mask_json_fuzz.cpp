@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <string_view>
 
 #include "magi/error.hpp"
 #include "magi/mask_builders.hpp"

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <vector>
 
 #include "magi/mask_builders.hpp"
 #include "support/random_mask.hpp"

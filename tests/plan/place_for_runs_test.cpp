@@ -7,7 +7,6 @@
 
 #include "magi/error.hpp"
 #include "magi/mask_builders.hpp"
-#include "plan/place_rows.hpp"
 #include "plan/plan_support.hpp"
 
 namespace magi {

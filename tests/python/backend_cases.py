@@ -90,14 +90,9 @@ def registered(limits: backends.Limits | None = None, **functions):
 
 def make_plan(mask: dense.Mask, case: Case, size: int) -> Plan:
     return Plan.from_ranges(
-        *mask.ranges(),
-        mask.rows_q,
-        cp_size=size,
-        num_heads_q=case.heads[0],
-        num_heads_kv=case.heads[1],
-        head_dim=case.head_dim,
-        config=case.config(),
-    )
+        *mask.ranges(), mask.rows_q, cp_size=size, num_heads_q=case.heads[0],
+        num_heads_kv=case.heads[1], head_dim=case.head_dim, config=case.config(),
+    )  # fmt: skip
 
 
 def attend(bound, case: Case, tensors, device: str = "cpu"):

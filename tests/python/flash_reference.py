@@ -38,7 +38,9 @@ def _kind(q, k, options) -> tuple:
     return dense.window(q.shape[0], k.shape[0], causal, sides), scale, softcap
 
 
-def _forward(q, k, v, bounds, options, without_keys):
+def _forward(release, q, k, v, bounds, options):
+    calls.append(f"forward {release}")
+    without_keys = torch.inf if release == 2 else -torch.inf  # lse of rows without keys
     lse_shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     out, lse = torch.zeros_like(q), q.new_full(lse_shape, torch.nan)
     with torch.no_grad():
@@ -53,7 +55,8 @@ def _forward(q, k, v, bounds, options, without_keys):
     return out, lse
 
 
-def _backward(q, k, v, out, dout, lse, dlse, bounds, options, written) -> None:
+def _backward(release, q, k, v, out, dout, lse, dlse, bounds, options, written) -> None:
+    calls.append(f"backward {release}")
     for tensor in written:
         tensor.zero_()
     for rows, keys, place in _parts(q, k, bounds):
@@ -72,38 +75,34 @@ def _of_2() -> dict:
         q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
         softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
     ):  # fmt: skip
-        calls.append("forward 2")
         options = softmax_scale, causal, window_size, softcap
         assert return_attn_probs and dropout_p == 0.0 and alibi_slopes is None
-        return *_forward(q, k, v, NO_BOUNDS, options, torch.inf), None
+        return *_forward(2, q, k, v, NO_BOUNDS, options), None
 
     def flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
         softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
         deterministic=False, return_attn_probs=False, block_table=None,
     ):  # fmt: skip
-        calls.append("forward 2")
         bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
         options = softmax_scale, causal, window_size, softcap
-        return *_forward(q, k, v, bounds, options, torch.inf), None
+        return *_forward(2, q, k, v, bounds, options), None
 
     def _flash_attn_backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal,
         window_size_left, window_size_right, softcap, alibi_slopes, deterministic, rng_state=None,
     ):  # fmt: skip
-        calls.append("backward 2")
         options = softmax_scale, causal, (window_size_left, window_size_right), softcap
-        _backward(q, k, v, out, dout, softmax_lse, None, NO_BOUNDS, options, (dq, dk, dv))
+        _backward(2, q, k, v, out, dout, softmax_lse, None, NO_BOUNDS, options, (dq, dk, dv))
 
     def _flash_attn_varlen_backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
         max_seqlen_k, dropout_p, softmax_scale, causal, window_size_left, window_size_right,
         softcap, alibi_slopes, deterministic, rng_state=None, zero_tensors=False,
     ):  # fmt: skip
-        calls.append("backward 2")
         bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
         options = softmax_scale, causal, (window_size_left, window_size_right), softcap
-        _backward(q, k, v, out, dout, softmax_lse, None, bounds, options, (dq, dk, dv))
+        _backward(2, q, k, v, out, dout, softmax_lse, None, bounds, options, (dq, dk, dv))
 
     return locals()
 
@@ -114,10 +113,9 @@ def _of_3() -> dict:
         v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1,
         pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False,
     ):  # fmt: skip
-        calls.append("forward 3")
         options = softmax_scale, causal, window_size, softcap
         assert return_attn_probs
-        return _forward(q, k, v, NO_BOUNDS, options, -torch.inf)
+        return _forward(3, q, k, v, NO_BOUNDS, options)
 
     def flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None,
@@ -125,10 +123,9 @@ def _of_3() -> dict:
         deterministic=False, sm_margin=0,
     ):  # fmt: skip
         """As of releases that always give lse."""
-        calls.append("forward 3")
         bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
         options = softmax_scale, causal, window_size, softcap
-        return _forward(q, k, v, bounds, options, -torch.inf)
+        return _forward(3, q, k, v, bounds, options)
 
     def backward(
         dout, q, k, v, out, softmax_lse, cu_seqlens_q=None, cu_seqlens_k=None, sequed_q=None,
@@ -136,10 +133,9 @@ def _of_3() -> dict:
         softmax_scale=None, is_causal=False, window_size_left=-1, window_size_right=-1,
         softcap=0.0, deterministic=False, sm_margin=0,
     ):  # fmt: skip
-        calls.append("backward 3")
         bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
         options = softmax_scale, is_causal, (window_size_left, window_size_right), softcap
-        _backward(q, k, v, out, dout, softmax_lse, None, bounds, options, (dq, dk, dv))
+        _backward(3, q, k, v, out, dout, softmax_lse, None, bounds, options, (dq, dk, dv))
 
     class Operator:
         """What torch.library.custom_op makes of a function."""
@@ -162,20 +158,18 @@ def _of_4() -> dict:
         window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None,
         deterministic=False, return_lse=False,
     ):  # fmt: skip
-        calls.append("forward 4")
         assert return_lse
         options = softmax_scale, causal, window_size, softcap
-        return _forward(q, k, v, NO_BOUNDS, options, -torch.inf)
+        return _forward(4, q, k, v, NO_BOUNDS, options)
 
     def flash_attn_varlen_func(
         q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
         max_seqlen_k=None, softmax_scale=None, causal=False, window_size=(None, None),
         softcap=0.0, deterministic=False, return_lse=False,
     ):  # fmt: skip
-        calls.append("forward 4")
         bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
         options = softmax_scale, causal, window_size, softcap
-        return _forward(q, k, v, bounds, options, -torch.inf)
+        return _forward(4, q, k, v, bounds, options)
 
     def _flash_attn_bwd(
         q, k, v, out, dout, lse, softmax_scale=None, causal=False, softcap=0.0,
@@ -183,10 +177,9 @@ def _of_4() -> dict:
         max_seqlen_q=None, max_seqlen_k=None, deterministic=False, dq=None, dk=None, dv=None,
         dlse=None,
     ):  # fmt: skip
-        calls.append("backward 4")
         bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
         options = softmax_scale, causal, (window_size_left, window_size_right), softcap
-        _backward(q, k, v, out, dout, lse, dlse, bounds, options, (dq, dk, dv))
+        _backward(4, q, k, v, out, dout, lse, dlse, bounds, options, (dq, dk, dv))
 
     return locals()
 

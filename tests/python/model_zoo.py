@@ -81,55 +81,39 @@ _DECODERS = (
     "megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roformer", "xlm-roberta",
     "xlm-roberta-xl",
 )  # fmt: skip
+_LINEAR = (
+    "qwen3_next", "qwen3_5_text", "granitemoehybrid", "olmo_hybrid", "bailing_hybrid",
+    "kimi_linear",
+)  # fmt: skip
 _SPECIAL = {
     **{name: {"is_decoder": True} for name in _DECODERS},
     "codegen": {"rotary_dim": 4},
     "gptj": {"rotary_dim": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": _WINDOW},
     **{name: {"layer_types": ["conv", "full_attention"]} for name in ("lfm2", "lfm3", "lfm2_moe")},
-    **{
-        name: {"layer_types": ["linear_attention", "full_attention"]}
-        for name in (
-            "qwen3_next",
-            "qwen3_5_text",
-            "granitemoehybrid",
-            "olmo_hybrid",
-            "bailing_hybrid",
-            "kimi_linear",
-        )
-    },
+    **{name: {"layer_types": ["linear_attention", "full_attention"]} for name in _LINEAR},
     "bamba": {"attn_layer_indices": [1]},
     "falcon_h1": {"mamba_d_ssm": 64},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "qwen3_5": {"text_config": {"layer_types": ["linear_attention", "full_attention"]}},
     "qwen4_exp": {
-        "text_config": {
-            "layer_types": ["linear_attention", "linear_attention"],
-            "ple_layer_ids": [2],
-            "ple_embed_dim": 32,
-            "heads_per_ngram": 2,
-            "ngram_vocab_size_base": 50,
-            "eos_token_id": 2,
-            "split_ngram_parts": 1,
-        }
+        "text_config": dict(
+            layer_types=["linear_attention"] * 2, ple_layer_ids=[2], ple_embed_dim=32,
+            heads_per_ngram=2, ngram_vocab_size_base=50, eos_token_id=2, split_ngram_parts=1,
+        )
     },
     "mamba2": {"num_heads": 4, "head_dim": 16},
     "mpt": {},
     "prophetnet": {"num_encoder_layers": 2, "num_decoder_layers": 2},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
-    "zamba2": {
-        "num_hidden_layers": 2,
-        "layers_block_type": ["mamba", "hybrid"],
-        "attention_head_dim": 16,
-        "attention_hidden_size": 64,
-        "mamba_headdim": 8,
-        "n_mamba_heads": 8,
-        "num_key_value_heads": 4,
-        "kv_channels": 16,
-    },
+    "zamba2": dict(
+        num_hidden_layers=2, layers_block_type=["mamba", "hybrid"], attention_head_dim=16,
+        attention_hidden_size=64, mamba_headdim=8, n_mamba_heads=8, num_key_value_heads=4,
+        kv_channels=16,
+    ),
     "zaya": {"num_experts_per_tok": 1},
-}
+}  # fmt: skip
 # Names of sizes that a type has but refuses.
 _REFUSED = {
     "falcon": {"head_dim"}, "xlstm": {"v_head_dim"}, "mpt": {"attn_pdrop"},

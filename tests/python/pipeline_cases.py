@@ -49,43 +49,29 @@ class Case:
     def config(self) -> api.DistAttnConfig:
         mode = api.AttnOverlapMode.DYNAMIC if self.degree is None else api.AttnOverlapMode.STATIC
         return api.DistAttnConfig(
-            dispatch_config=api.DispatchConfig(
-                chunk_size=self.chunk_size,
-                uneven_shard=self.uneven,
-                alg=getattr(api, self.alg)(),
-                layout=self.layout,
+            api.DispatchConfig(
+                chunk_size=self.chunk_size, uneven_shard=self.uneven,
+                alg=getattr(api, self.alg)(), layout=self.layout,
             ),
-            overlap_config=api.OverlapConfig(mode=mode, degree=self.degree, min_chunk_size=8),
-            work=self.work,
-            head_shares=self.head_shares,
+            api.OverlapConfig(mode=mode, degree=self.degree, min_chunk_size=8),
+            work=self.work, head_shares=self.head_shares,
             max_exchange_bytes=self.max_exchange_bytes,
-        )
+        )  # fmt: skip
 
 
 # Over 3 ranks the last one gets no row.
 OPTIONS = [
-    {"sinks": 8, "mask": "empty_rows"},
-    {"sinks": 2, "sink_per_row": True},
-    {"softcap": 2.5},
-    {"scale": 0.3},
-    {"with_lse_gradient": True, "sinks": 2, "softcap": 4.0},
-    {"is_partial_grad": True},
-    {"head_dim": 24},
-    {"rows": 33},
-    {"chunk_size": 5, "degree": 4},
-]
+    {"sinks": 8, "mask": "empty_rows"}, {"sinks": 2, "sink_per_row": True}, {"softcap": 2.5},
+    {"scale": 0.3}, {"with_lse_gradient": True, "sinks": 2, "softcap": 4.0},
+    {"is_partial_grad": True}, {"head_dim": 24}, {"rows": 33}, {"chunk_size": 5, "degree": 4},
+]  # fmt: skip
 IDLE = Case(mask="full", rows=4, uneven=True, alg="AffinityDispatchAlg")
 
 
 def make_key(mask: dense.Mask, case: Case, group):
+    sizes = mask.rows_q, mask.rows_k, *case.heads, case.head_dim
     return api.magi_attn_flex_key(
-        *mask.ranges(),
-        mask.rows_q,
-        mask.rows_k,
-        *case.heads,
-        case.head_dim,
-        cp_group_or_mesh=group,
-        dist_attn_config=case.config(),
+        *mask.ranges(), *sizes, cp_group_or_mesh=group, dist_attn_config=case.config()
     )
 
 
@@ -254,9 +240,7 @@ def hybrid(group, case: Case) -> None:
         mask = all_masks[name]
         other = dataclasses.replace(case.config(), grpcoll_config=api.GrpCollConfig(num_sms=8))
         key = api.make_flex_key_for_new_mask_after_dispatch(
-            *mask.ranges(),
-            first,
-            dist_attn_config=other,
+            *mask.ranges(), first, dist_attn_config=other
         )
         assert torch.equal(api.get_position_ids(key), api.get_position_ids(first))
         assert key.dist_attn_config.grpcoll_config.num_sms == 8

@@ -31,21 +31,12 @@ from magi_attention.plan import Plan
 from test_errors import cost_file
 
 ALGORITHMS = [
-    solver.LBDispatchAlg,
-    solver.DPDispatchAlg,
-    solver.BSDispatchAlg,
-    solver.MinHeapDispatchAlg,
-    solver.BTPDispatchAlg,
-    solver.ToppHeapDispatchAlg,
-    solver.RandomSelectDispatchAlg,
-    solver.SequentialDispatchAlg,
-    solver.BatchToppHeapDispatchAlg,
-    solver.SortedSequentialSelectAlg,
-    solver.AutoDispatchAlg,
-    solver.ThoroughDispatchAlg,
-    solver.ZigzagDispatchAlg,
+    solver.LBDispatchAlg, solver.DPDispatchAlg, solver.BSDispatchAlg, solver.MinHeapDispatchAlg,
+    solver.BTPDispatchAlg, solver.ToppHeapDispatchAlg, solver.RandomSelectDispatchAlg,
+    solver.SequentialDispatchAlg, solver.BatchToppHeapDispatchAlg, solver.SortedSequentialSelectAlg,
+    solver.AutoDispatchAlg, solver.ThoroughDispatchAlg, solver.ZigzagDispatchAlg,
     solver.AffinityDispatchAlg,
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -5,6 +5,7 @@ one GPU for each rank.
 
 import contextlib
 import dataclasses
+import functools
 import os
 from unittest import mock
 
@@ -35,14 +36,9 @@ def started_ranks(size: int, backend: str, transport: str):
 
 
 KINDS = [
-    (2, "nccl", "nccl"),
-    (2, "cpu:gloo,cuda:nccl", "nccl"),
-    (4, "nccl", "nccl"),
-    (2, "nccl", "nvlink"),
-    (4, "nccl", "nvlink"),
-    (8, "nccl", "nccl"),
-    (8, "nccl", "nvlink"),
-]
+    (2, "nccl", "nccl"), (2, "cpu:gloo,cuda:nccl", "nccl"), (4, "nccl", "nccl"),
+    (2, "nccl", "nvlink"), (4, "nccl", "nvlink"), (8, "nccl", "nccl"), (8, "nccl", "nvlink"),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: "-".join(map(str, kind)))
@@ -51,92 +47,78 @@ def kind(request):
 
 
 @pytest.fixture(scope="module")
-def some_ranks(kind):
+def run(kind):
+    """Calls a function on all ranks of a kind."""
     with started_ranks(*kind) as started:
-        yield started, kind[0]
+        yield functools.partial(started.run, kind[0])
 
 
 @pytest.mark.parametrize("degree", [0, 1, 4, None])
-def test_attention(some_ranks, degree):
-    ranks, size = some_ranks
+def test_attention(run, degree):
     case = Case(mask="four_types", rows=300, head_dim=64, degree=degree, dtype="bfloat16")
-    ranks.run(size, pipeline_cases.pipeline, case)
+    run(pipeline_cases.pipeline, case)
+
+
+WITH_SINKS = {"sinks": 2, "softcap": 4.0, "with_lse_gradient": True}
 
 
 @pytest.mark.parametrize("mask", ["varlen_causal", "four_types"])
-@pytest.mark.parametrize("change", [
-    {}, {"degree": 0}, {"degree": 4}, {"work": "auto", "degree": None},
-    {"layout": "contiguous", "degree": 2}, {"sinks": 2, "softcap": 4.0, "with_lse_gradient": True},
-    {"heads": (8, 2), "head_dim": 128},
+@pytest.mark.parametrize("work, change", [
+    ("queries", {}), ("queries", {"degree": 0}), ("queries", {"degree": 4}),
+    ("queries", {"work": "auto", "degree": None}),
+    ("queries", {"layout": "contiguous", "degree": 2}), ("queries", WITH_SINKS),
+    ("queries", {"heads": (8, 2), "head_dim": 128}),
+    ("heads", {}), ("heads", {"degree": 0}), ("heads", {"degree": 2}),
+    ("heads", {"head_shares": 2, "degree": None}), ("heads", {"rows": 601, "uneven": True}),
+    ("heads", {"heads": (16, 4), "head_dim": 128}), ("heads", WITH_SINKS),
 ], ids=str)  # fmt: skip
-def test_moving_queries(some_ranks, mask, change):
-    ranks, size = some_ranks
-    case = Case(mask=mask, rows=600, heads=(8, 8), head_dim=64, work="queries", dtype="bfloat16")
-    ranks.run(size, pipeline_cases.pipeline, dataclasses.replace(case, **change))
-
-
-@pytest.mark.parametrize("mask", ["varlen_causal", "four_types"])
-@pytest.mark.parametrize("change", [
-    {}, {"degree": 0}, {"degree": 2}, {"head_shares": 2, "degree": None},
-    {"rows": 601, "uneven": True}, {"heads": (16, 4), "head_dim": 128},
-    {"sinks": 2, "softcap": 4.0, "with_lse_gradient": True},
-], ids=str)  # fmt: skip
-def test_shared_heads(some_ranks, mask, change):
-    ranks, size = some_ranks
-    case = Case(mask=mask, rows=600, heads=(8, 8), head_dim=64, work="heads", dtype="bfloat16")
-    ranks.run(size, pipeline_cases.pipeline, dataclasses.replace(case, **change))
+def test_what_travels(run, mask, work, change):
+    case = Case(mask=mask, rows=600, heads=(8, 8), head_dim=64, work=work, dtype="bfloat16")
+    run(pipeline_cases.pipeline, dataclasses.replace(case, **change))
 
 
 @pytest.mark.parametrize("heads", [(8, 8), (8, 1)])
-def test_stages_in_turns(some_ranks, heads):
-    ranks, size = some_ranks
+def test_stages_in_turns(run, heads):
     bound = 600 * heads[1] * 2 * 64 * (2 + 4) // 3
     case = Case(mask="full", rows=600, heads=heads, head_dim=64, degree=None, dtype="bfloat16",
                 max_exchange_bytes=bound)  # fmt: skip
-    ranks.run(size, pipeline_cases.stages_in_turns, case)
+    run(pipeline_cases.stages_in_turns, case)
 
 
-def test_one_kv_head_in_stages_by_rows(some_ranks):
-    ranks, size = some_ranks
+def test_one_kv_head_in_stages_by_rows(run):
     case = Case(mask="full", rows=300, heads=(4, 1), head_dim=128, degree=4, dtype="float16")
-    ranks.run(size, pipeline_cases.pipeline, case)
+    run(pipeline_cases.pipeline, case)
 
 
-def test_bytes_are_the_plans(some_ranks):
-    ranks, size = some_ranks
-    ranks.run(size, cases.bytes_are_the_plans, 512)
+def test_bytes_are_the_plans(run):
+    run(cases.bytes_are_the_plans, 512)
 
 
-def test_windows_are_as_large_as_plans_say(some_ranks, kind):
+def test_windows_are_as_large_as_plans_say(run, kind):
     if kind[2] != "nvlink":
         pytest.skip("not run: NCCL has no windows")
-    ranks, size = some_ranks
-    ranks.run(size, cases.window_is_reported, 65536)
+    run(cases.window_is_reported, 65536)
 
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "case", [group_cases.casts, group_cases.reduces, group_cases.reduces_softmax_results]
 )
-def test_group_collectives(some_ranks, case, seed):
-    ranks, size = some_ranks
-    ranks.run(size, case, seed)
+def test_group_collectives(run, case, seed):
+    run(case, seed)
 
 
-def test_choice_by_argument(some_ranks):
-    ranks, size = some_ranks
-    ranks.run(size, cases.is_carried_by, "nccl", "nccl")
-    ranks.run(size, cases.is_carried_by, "process_group", "process_group")
+def test_choice_by_argument(run):
+    run(cases.is_carried_by, "nccl", "nccl")
+    run(cases.is_carried_by, "process_group", "process_group")
 
 
-def test_captured_attention_is_replayed(some_ranks):
-    ranks, size = some_ranks
-    ranks.run(size, cases.captured_attention_is_replayed, 512)
+def test_captured_attention_is_replayed(run):
+    run(cases.captured_attention_is_replayed, 512)
 
 
-def test_aborted_group_is_made_anew(some_ranks, kind):
-    ranks, size = some_ranks
-    ranks.run(size, cases.aborted_group_is_made_anew, 512, kind[2])
+def test_aborted_group_is_made_anew(run, kind):
+    run(cases.aborted_group_is_made_anew, 512, kind[2])
 
 
 @pytest.mark.parametrize("transport", ["nccl", "nvlink"])

@@ -46,10 +46,7 @@ def matrix_of(rng, rows: int, keys: int) -> torch.Tensor:
             [[rng.random() < 0.5 for _ in range(keys)] for _ in range(rows)], dtype=torch.bool
         ).view(rows, keys)
     for _ in range(rng.randint(0, 4)):
-        q, k = (
-            sorted((rng.randint(0, rows), rng.randint(0, rows))),
-            sorted((rng.randint(0, keys), rng.randint(0, keys))),
-        )
+        q, k = (sorted((rng.randint(0, n), rng.randint(0, n))) for n in (rows, keys))
         part = torch.ones(q[1] - q[0], k[1] - k[0], dtype=torch.bool)
         found[q[0] : q[1], k[0] : k[1]] |= part.tril(rng.randint(-3, 9)).triu(rng.randint(-9, 3))
     return found
@@ -524,18 +521,9 @@ class TestRefusals:
         with pytest.raises(error, match=pattern):
             call()
 
-    @pytest.mark.parametrize(
-        "value",
-        [
-            (1 << 31),
-            (1 << 32) - 4,
-            (1 << 32) + 4,
-            (1 << 63) + 4,
-            (1 << 64) - 4,
-            1 << 70,
-            -(1 << 40),
-        ],
-    )
+    @pytest.mark.parametrize("value", [
+        1 << 31, (1 << 32) - 4, (1 << 32) + 4, (1 << 63) + 4, (1 << 64) - 4, 1 << 70, -(1 << 40),
+    ])  # fmt: skip
     def test_integers_beyond_int32(self, value):
         """Of every kind that holds them, none wraps."""
         pattern = (

@@ -17,15 +17,9 @@ from magi_attention.api import flex_flash_attn_func
 from magi_attention.errors import CommError
 from ranks import over, own_group, refuses
 from test_derivatives import Watching
+from test_plain_tensors import freed
 from test_sparse_ranks import HEADS, bound_under, lists_inside, tensors, window_of
 from test_views import negated, permuted, sliced, strided, turned
-
-
-def freed(tensor: torch.Tensor) -> torch.Tensor:
-    found = tensor.detach().clone()
-    found.untyped_storage().resize_(0)
-    return found
-
 
 # What is refused; what changes nothing.
 OTHERS: dict[str, Callable] = {

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers of attention that are given as tensors: their value in each call counts."""
 
+import functools
+
 import pytest
 import torch
 
@@ -14,19 +16,14 @@ BOUND = Plan.from_mask(
     masks.from_cu_seqlens([0, ROWS]), cp_size=1, num_heads_q=2, num_heads_kv=2, head_dim=8
 ).bind()
 
+CALLS = {
+    "ranges": functools.partial(flex_flash_attn_func, q_ranges=RANGES, k_ranges=RANGES),
+    "lists": functools.partial(flex_flash_attn_func, index_sparse_indices=LISTS),
+    "plan": BOUND.calc_attn,
+}
 pytestmark = [
     pytest.mark.parametrize("name", ["softmax_scale", "softcap"]),
-    pytest.mark.parametrize(
-        "attend",
-        [
-            lambda *qkv, **options: flex_flash_attn_func(*qkv, RANGES, RANGES, **options),
-            lambda *qkv, **options: flex_flash_attn_func(
-                *qkv, index_sparse_indices=LISTS, **options
-            ),
-            BOUND.calc_attn,
-        ],
-        ids=["ranges", "lists", "plan"],
-    ),
+    pytest.mark.parametrize("attend", CALLS.values(), ids=CALLS),
 ]
 
 

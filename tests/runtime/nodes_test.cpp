@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <string>
 
 #include "plan/cost/report.hpp"
 #include "runtime/block_plan.hpp"

@@ -8,7 +8,6 @@
 
 #include "comm/nvlink/peer_places.hpp"
 #include "magi/mask_builders.hpp"
-#include "plan/cost/flat.hpp"
 
 namespace magi {
 namespace {

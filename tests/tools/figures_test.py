@@ -12,15 +12,8 @@ figures = tool("figures")
 
 
 def row(name, value):
-    return {
-        "name": name,
-        "value": value,
-        "unit": "ms",
-        "command": "./run bench",
-        "machine": "m",
-        "commit": "c",
-        "date": "2026-01-01",
-    }
+    where = {"command": "./run bench", "machine": "m", "commit": "c", "date": "2026-01-01"}
+    return {"name": name, "value": value, "unit": "ms", **where}
 
 
 class Figures(unittest.TestCase):
@@ -32,20 +25,8 @@ class Figures(unittest.TestCase):
             for name, rows in results.items():
                 (bench / "results" / name).write_text(json.dumps(rows))
             page = bench / "page.md"
-            run = subprocess.run(
-                [
-                    sys.executable,
-                    "-B",
-                    str(TOOLS / "figures"),
-                    "--bench",
-                    folder,
-                    "--page",
-                    str(page),
-                ],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            command = [sys.executable, "-B", TOOLS / "figures", "--bench", folder, "--page", page]
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
             return run, page.read_text() if page.exists() else ""
 
     def test_missing_and_failing_rows_exit_1(self):

@@ -27,13 +27,9 @@ from magi_attention._native.library import (
 from magi_attention._native.tensors import LOWEST_USUAL_ADDRESS, as_plain, memory_of
 
 DTYPE_CODES = {
-    torch.float64: 0,
-    torch.float32: 1,
-    torch.float16: 2,
-    torch.bfloat16: 3,
-    torch.int32: 4,
+    torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, torch.int32: 4,
     torch.int64: 5,
-}
+}  # fmt: skip
 CPU_DEVICE = -1
 
 # A magi_tensor: struct_size, data, dtype, device, rank, shape[4], stride[4].

@@ -294,16 +294,11 @@ class SuppliedBackend:
 
     def table(self, name: str, devices: tuple[str, ...], limits: Limits) -> _Table:
         return _Table(
-            name=name.encode(),
-            serves_cpu="cpu" in devices,
-            serves_gpu="cuda" in devices,
-            limits=_to_struct(limits),
-            plan=_PLAN(self._plan_entry),
-            forward=_FORWARD(self._forward_entry),
-            backward=_BACKWARD(self._backward_entry),
-            release=_RELEASE(self._release_entry),
-            last_error=_LAST_ERROR(self._last_error_entry),
-        )
+            name=name.encode(), serves_cpu="cpu" in devices, serves_gpu="cuda" in devices,
+            limits=_to_struct(limits), plan=_PLAN(self._plan_entry),
+            forward=_FORWARD(self._forward_entry), backward=_BACKWARD(self._backward_entry),
+            release=_RELEASE(self._release_entry), last_error=_LAST_ERROR(self._last_error_entry),
+        )  # fmt: skip
 
     def _guarded(self, body: Callable[[], None]) -> int:
         try:

@@ -14,19 +14,13 @@ from magi_attention._native.structs import Sized, fields
 
 describe(
     {
-        "magi_batch_create": "pppqp",
-        "magi_batch_from_json": "szp",
-        "magi_batch_to_json": "pp",
-        "magi_batch_check": "pp",
-        "magi_batch_draw": "psp",
-        "magi_batch_parts": "pp",
-        "magi_batch_packed": "pip",
-        "magi_batch_mask": "pipqp",
-        "magi_batch_placement": "pipp",
+        "magi_batch_create": "pppqp", "magi_batch_from_json": "szp", "magi_batch_to_json": "pp",
+        "magi_batch_check": "pp", "magi_batch_draw": "psp", "magi_batch_parts": "pp",
+        "magi_batch_packed": "pip", "magi_batch_mask": "pipqp", "magi_batch_placement": "pipp",
         "magi_batch_get_report": "pp",
     },
     {"magi_batch_config_init": "p", "magi_batch_destroy": "p"},
-)
+)  # fmt: skip
 
 
 class BatchConfig(Sized):

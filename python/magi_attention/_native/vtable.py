@@ -15,15 +15,7 @@ from typing import Protocol
 import torch
 
 from magi_attention._native.attention import TENSOR, current_stream, device_index, pack_tensor
-from magi_attention._native.library import (
-    Handle,
-    bytes_of,
-    check,
-    keep_end,
-    lib,
-    made,
-    words_of,
-)
+from magi_attention._native.library import Handle, bytes_of, check, keep_end, lib, made, words_of
 from magi_attention._native.structs import (
     CommCounters,
     CommOptions,
@@ -195,17 +187,11 @@ class _ExchangeOfRows(Handle):
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         sent, received = _packed_tensors(inputs), _packed_tensors(outputs)
         args = ExchangeArgs(
-            inputs=ctypes.addressof(sent),
-            outputs=ctypes.addressof(received),
-            num_tensors=len(inputs),
-            kind=kind,
-            owned=_records(owned),
-            num_owned=len(owned),
-            needed=_records(needed),
-            num_needed=len(needed),
-            plan_digest=plan_digest,
+            inputs=ctypes.addressof(sent), outputs=ctypes.addressof(received),
+            num_tensors=len(inputs), kind=kind, owned=_records(owned), num_owned=len(owned),
+            needed=_records(needed), num_needed=len(needed), plan_digest=plan_digest,
             stream=current_stream(device_index(inputs[0])),
-        )
+        )  # fmt: skip
         super().__init__(made(lib.magi_exchange_start, communicator.address, args.address))
 
     def wait(self) -> None:
@@ -289,16 +275,11 @@ class _Supplied:
     def start_bytes(self, context, args, stream, exchange) -> int:
         def call() -> None:
             given, count = args.contents, self.transport.num_ranks
+            sizes = given.send_bytes[:count], given.receive_bytes[:count]
+            places = given.device, stream or 0
             wait = self.transport.start_bytes(
                 ByteExchange(
-                    given.send or 0,
-                    given.receive or 0,
-                    given.send_bytes[:count],
-                    given.receive_bytes[:count],
-                    given.device,
-                    stream or 0,
-                    given.kind,
-                    given.stage,
+                    given.send or 0, given.receive or 0, *sizes, *places, given.kind, given.stage
                 )
             )
             exchange[0] = None

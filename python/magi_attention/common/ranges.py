@@ -82,10 +82,7 @@ class AttnRanges:
 
     def append(self, attn_range: AttnRange, check: bool = False) -> None:
         """Adds a range after the others. With `check`, RangeError unless start <= end."""
-        if check:
-            attn_range.check_valid()
-        self._ranges.append(attn_range)
-        self._content = None
+        self.insert(len(self._ranges), attn_range, check)
 
     def insert(self, idx: int, attn_range: AttnRange, check: bool = False) -> None:
         """Adds a range before number idx. With `check`, RangeError unless start <= end."""

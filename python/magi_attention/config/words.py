@@ -16,12 +16,9 @@ from magi_attention.config.dist_attn import DistAttnConfig
 from magi_attention.config.overlap import OverlapConfig, chosen_overlap
 
 _ALGORITHMS = {
-    "auto": AutoDispatchAlg,
-    "thorough": ThoroughDispatchAlg,
-    "affinity": AffinityDispatchAlg,
-    "zigzag": ZigzagDispatchAlg,
-    "min_heap": MinHeapDispatchAlg,
-}
+    "auto": AutoDispatchAlg, "thorough": ThoroughDispatchAlg, "affinity": AffinityDispatchAlg,
+    "zigzag": ZigzagDispatchAlg, "min_heap": MinHeapDispatchAlg,
+}  # fmt: skip
 IN_ORDER = "contiguous"
 PLACEMENTS = (*_ALGORITHMS, IN_ORDER)
 

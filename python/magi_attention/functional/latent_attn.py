@@ -58,10 +58,7 @@ class LatentAttention:
     _last_number = 0
 
     def __init__(
-        self,
-        needed: NeededRows,
-        attention: RankAttention,
-        price: Callable[[int, int], LatentPrice],
+        self, needed: NeededRows, attention: RankAttention, price: Callable[[int, int], LatentPrice]
     ) -> None:
         LatentAttention._last_number += 1
         self.number = LatentAttention._last_number

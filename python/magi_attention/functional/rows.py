@@ -56,12 +56,8 @@ class _UndispatchFunc(torch.autograd.Function):
         return own, None, None, None
 
 
-class _UndispatchPartialGradFunc(torch.autograd.Function):
-    """An _UndispatchFunc for global gradients of ranks that are parts of a sum."""
-
-    @staticmethod
-    def forward(ctx, x_local, group, meta, seq_dim):
-        return _UndispatchFunc.forward(ctx, x_local, group, meta, seq_dim)
+class _UndispatchPartialGradFunc(_UndispatchFunc):
+    """For global gradients of ranks that are parts of a sum."""
 
     @staticmethod
     def backward(ctx, grad_global):

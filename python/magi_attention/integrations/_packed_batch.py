@@ -19,13 +19,9 @@ from magi_attention.plan import BoundPlan
 
 # What has a value for every row, and the value of padding rows; None: the token of padding.
 _ROWS = {
-    "input_ids": None,
-    "labels": IGNORED_LABEL,
-    "shift_labels": IGNORED_LABEL,
-    "position_ids": 0,
-    "loss_mask": 0,
-    "loss_weights": 0,
-}
+    "input_ids": None, "labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "position_ids": 0,
+    "loss_mask": 0, "loss_weights": 0,
+}  # fmt: skip
 
 
 def required(given: Mapping[str, Any], name: str, whose: str) -> Any:

@@ -40,11 +40,7 @@ from magi_attention.integrations._documents import (
 from magi_attention.integrations._in_trainer import check_labels, deal_in_trainer, weigh_losses
 from magi_attention.integrations._model_checks import first_position, model_behind
 from magi_attention.integrations._model_plans import plans_of_documents
-from magi_attention.integrations._packed_batch import (
-    refuse_other_samples,
-    refuse_workers,
-    required,
-)
+from magi_attention.integrations._packed_batch import refuse_other_samples, refuse_workers, required
 from magi_attention.integrations.transformers import (
     NAME,
     PLAN_KEYWORD,
@@ -282,8 +278,7 @@ class MagiCollator:
             told = gathered[0] if refused or not self.is_same_on_ranks else ([], None)
             gathered = [None] * size_of(self.cp_group)
             naming_ranks(
-                self.cp_group,
-                lambda: dist.all_gather_object(gathered, told, group=self.cp_group),
+                self.cp_group, lambda: dist.all_gather_object(gathered, told, group=self.cp_group)
             )
         if refused is not None:
             raise refused

@@ -263,11 +263,7 @@ def attention(
 
 
 def _attend(
-    module: torch.nn.Module,
-    plan: AnyPlan,
-    qkv: tuple,
-    chosen: torch.Tensor | None,
-    options: tuple,
+    module: torch.nn.Module, plan: AnyPlan, qkv: tuple, chosen: torch.Tensor | None, options: tuple
 ) -> torch.Tensor:
     """attention's result. options: sink, scaling, softcap."""
     sink, scaling, softcap = options

@@ -227,11 +227,7 @@ def _add_rows(
 
 
 def _ends(
-    table: RunTable,
-    recurrence: Recurrence,
-    factors: Tensors,
-    states: torch.Tensor,
-    call: Backward,
+    table: RunTable, recurrence: Recurrence, factors: Tensors, states: torch.Tensor, call: Backward
 ) -> torch.Tensor:
     """The gradient of the state at the end of each own part: what its heirs give back, on all
     ranks, in the order of the ranks. factors: those of _begin.

@@ -26,16 +26,8 @@ def timeline(everyone: list[dict], offsets: list[int]) -> dict[str, Any]:
         spans += _kernel_spans(rank, record)
     start = min((span["begin"] for span in spans), default=0)
     events += [_event(span, start) for span in sorted(spans, key=_order)]
-    return {
-        "traceEvents": events,
-        "displayTimeUnit": "ns",
-        "otherData": {
-            "format": "magi trace",
-            "version": 1,
-            "ranks": len(everyone),
-            "clock_offsets_ns": offsets,
-        },
-    }
+    other = dict(format="magi trace", version=1, ranks=len(everyone), clock_offsets_ns=offsets)
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
 
 
 def _shift(record: dict, offset: int) -> None:

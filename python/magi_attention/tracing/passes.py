@@ -54,15 +54,11 @@ def _pass(plan: PlanHandle, text: dict, rank: int, whole: Span, notes: list[Span
         for span in notes
         if span.kind == AWAIT
     ]
+    name = "backward" if is_backward else "forward"
     return {
-        "plan": text["digest"],
-        "pass": "backward" if is_backward else "forward",
-        "call": whole.call,
-        "begin": whole.begin_ns,
-        "end": whole.end_ns,
-        "steps": steps,
-        "waits": waits,
-    }
+        "plan": text["digest"], "pass": name, "call": whole.call, "begin": whole.begin_ns,
+        "end": whole.end_ns, "steps": steps, "waits": waits,
+    }  # fmt: skip
 
 
 def _name(text: dict, rank: int, step: list[int], is_backward: bool) -> str:

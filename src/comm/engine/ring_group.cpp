@@ -3,7 +3,6 @@
 
 #include <utility>
 
-#include "base/check.hpp"
 #include "comm/net/group_log.hpp"
 #include "comm/net/group_size.hpp"
 

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 
 // The few functions of NCCL's host interface that magi calls, as declarations of its own: no header

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/nccl/nccl_watch.hpp"
 
-#include <string>
 #include <utility>
 
 #include "base/words.hpp"

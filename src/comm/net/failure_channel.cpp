@@ -7,8 +7,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <string>
-#include <string_view>
 
 #include "comm/net/machine.hpp"
 

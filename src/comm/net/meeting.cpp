@@ -2,7 +2,6 @@
 #include "comm/net/meeting.hpp"
 
 #include <algorithm>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>

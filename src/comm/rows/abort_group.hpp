@@ -3,7 +3,6 @@
 
 #include <exception>
 #include <new>
-#include <string>
 
 #include "magi/comm.hpp"
 #include "magi/error.hpp"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <optional>
-
 #include "magi/plan.hpp"
 #include "plan/check/row_map.hpp"
 #include "plan/check/structure.hpp"

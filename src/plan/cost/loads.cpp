@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "plan/value/hops.hpp"
-
 namespace magi::planner {
 namespace {
 

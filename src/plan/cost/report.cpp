@@ -8,7 +8,6 @@
 #include "base/math.hpp"
 #include "plan/cost/bound.hpp"
 #include "plan/cost/flat.hpp"
-#include "plan/cost/loads.hpp"
 #include "plan/cost/timeline.hpp"
 #include "plan/value/runs.hpp"
 

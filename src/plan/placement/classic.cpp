@@ -6,7 +6,6 @@
 #include <numeric>
 #include <utility>
 
-#include "base/check.hpp"
 #include "base/math.hpp"
 #include "base/random.hpp"
 #include "plan/placement/lightest_rank.hpp"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/placement/monotone_keys.hpp"
 
-#include <numeric>
-
 namespace magi {
 
 std::optional<MonotoneKeys> MonotoneKeys::from(const ChunkTable& table) {

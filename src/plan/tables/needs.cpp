@@ -2,7 +2,6 @@
 #include "plan/tables/needs.hpp"
 
 #include <algorithm>
-#include <limits>
 
 namespace magi::planner {
 namespace {

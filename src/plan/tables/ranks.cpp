@@ -2,8 +2,6 @@
 #include "plan/tables/ranks.hpp"
 
 #include <algorithm>
-#include <span>
-#include <utility>
 
 #include "base/math.hpp"
 #include "mask/slice_lists.hpp"

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "magi/plan.hpp"
 #include "plan/cost/loads.hpp"

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "plan/cost/loads.hpp"
 #include "plan/travel/build.hpp"
 #include "plan/travel/fastest.hpp"
 #include "plan/travel/grid.hpp"

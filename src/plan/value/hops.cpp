@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/value/hops.hpp"
 
-#include <algorithm>
-#include <array>
-#include <span>
 #include <utility>
 
 #include "plan/value/node_groups.hpp"

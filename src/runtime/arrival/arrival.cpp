@@ -2,7 +2,6 @@
 #include "runtime/arrival/arrival.hpp"
 
 #include <algorithm>
-#include <memory>
 #include <tuple>
 #include <utility>
 #include <vector>

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-
 #include "magi/tensor.hpp"
 
 // Element-wise work on strided tensors of equal shape, in host memory or enqueued on `stream` (a

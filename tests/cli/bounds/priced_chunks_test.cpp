@@ -6,10 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <numeric>
 #include <vector>
 
-#include "plan/placement/evaluate.hpp"
 #include "plan/plan_support.hpp"
 #include "support/random_streams.hpp"
 

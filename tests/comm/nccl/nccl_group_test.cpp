@@ -7,7 +7,6 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include <array>
 #include <csignal>
 #include <thread>
 

@@ -16,6 +16,16 @@ using std::chrono::seconds;
 
 void set(const char* name, std::int64_t value) { setenv(name, std::to_string(value).c_str(), 1); }
 
+/// The variables of a rank that mpirun starts, `local_size` of them on this machine.
+void set_mpirun(std::int32_t rank, std::int32_t size, std::int32_t local_size) {
+  unsetenv("RANK");
+  unsetenv("MASTER_ADDR");
+  set("OMPI_COMM_WORLD_RANK", rank);
+  set("OMPI_COMM_WORLD_SIZE", size);
+  set("OMPI_COMM_WORLD_LOCAL_RANK", rank);
+  set("OMPI_COMM_WORLD_LOCAL_SIZE", local_size);
+}
+
 void expect_meeting(std::int32_t rank, std::int32_t num_ranks) {
   const auto launch = join_launch(seconds(20));
   ASSERT_TRUE(launch);
@@ -57,12 +67,7 @@ TEST(Launch, TorchrunsRanksMeetBesideItsStore) {
 TEST(Launch, MpirunsRanksOfOneMachineNeedNoAddress) {
   const std::string job = testing::unique_name();
   testing::run_processes(2, [&](std::int32_t rank) {
-    unsetenv("RANK");
-    unsetenv("MASTER_ADDR");
-    set("OMPI_COMM_WORLD_RANK", rank);
-    set("OMPI_COMM_WORLD_SIZE", 2);
-    set("OMPI_COMM_WORLD_LOCAL_RANK", rank);
-    set("OMPI_COMM_WORLD_LOCAL_SIZE", 2);
+    set_mpirun(rank, 2, 2);
     setenv("OMPI_MCA_ess_base_jobid", job.c_str(), 1);
     expect_meeting(rank, 2);
   });
@@ -71,11 +76,7 @@ TEST(Launch, MpirunsRanksOfOneMachineNeedNoAddress) {
 TEST(Launch, MpirunsRanksOfSeveralMachinesMeetAtTheAddress) {
   const std::int32_t port = testing::unique_place().port;
   testing::run_processes(2, [&](std::int32_t rank) {
-    unsetenv("RANK");
-    set("OMPI_COMM_WORLD_RANK", rank);
-    set("OMPI_COMM_WORLD_SIZE", 2);
-    set("OMPI_COMM_WORLD_LOCAL_RANK", rank);
-    set("OMPI_COMM_WORLD_LOCAL_SIZE", 1);
+    set_mpirun(rank, 2, 1);
     setenv("MASTER_ADDR", "localhost", 1);
     set("MASTER_PORT", port);
     expect_meeting(rank, 2);
@@ -84,11 +85,7 @@ TEST(Launch, MpirunsRanksOfSeveralMachinesMeetAtTheAddress) {
 
 TEST(Launch, SeveralMachinesNeedAnAddress) {
   testing::run_processes(1, [](std::int32_t) {
-    unsetenv("RANK");
-    unsetenv("MASTER_ADDR");
-    set("OMPI_COMM_WORLD_RANK", 0);
-    set("OMPI_COMM_WORLD_SIZE", 4);
-    set("OMPI_COMM_WORLD_LOCAL_SIZE", 2);
+    set_mpirun(0, 4, 2);
     EXPECT_THAT(testing::refusal_of([] { join_launch(seconds(1)); }),
                 ::testing::StartsWith("MASTER_ADDR is not set; allowed: "));
   });

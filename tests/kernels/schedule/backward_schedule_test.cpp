@@ -9,6 +9,7 @@
 
 #include "kernels/schedule/backward_problem.hpp"
 #include "kernels/schedule/item_walk.hpp"
+#include "support/masks.hpp"
 
 namespace magi::test {
 namespace {
@@ -166,16 +167,13 @@ TEST(BackwardScheduleTest, TilesOfADocumentStayTogether) {
 }
 
 TEST(BackwardScheduleTest, ShortListsKeepDocumentsTogetherBeforeAShortTail) {
-  Mask mask{8192, 8192, {}};
+  const Mask mask = testing::document_mask({1500, 1000, 500, 250, 1250, 750, 1750, 250, 942});
   std::vector<std::int32_t> document_of(8192);
-  std::int32_t begin = 0;
-  for (const std::int32_t length : {1500, 1000, 500, 250, 1250, 750, 1750, 250, 942}) {
-    mask.slices.push_back(
-        band_slice({begin, begin + length}, {begin, begin + length}, MaskType::Causal));
-    std::fill_n(document_of.begin() + begin, length, std::int32_t(mask.slices.size()));
-    begin += length;
+  for (std::size_t i = 0; i < mask.slices.size(); ++i) {
+    const BandSlice& slice = mask.slices[i];
+    std::fill(document_of.begin() + slice.q0, document_of.begin() + slice.q1, std::int32_t(i));
   }
-  ASSERT_EQ(begin, 8192);
+  ASSERT_EQ(mask.rows_q, 8192);
   const BackwardList list = list_of(mask, true);
   EXPECT_EQ(8 % list.spans.front().section_heads, 0);
   const std::int32_t num_before = list.spans.back().tile_begin;

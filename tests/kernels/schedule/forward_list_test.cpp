@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <string>
-
 #include "kernels/schedule/expand_list.hpp"
 #include "kernels/schedule/host/tile_join.hpp"
 #include "magi/error.hpp"

@@ -11,6 +11,7 @@
 #include "kernels/schedule/item_walk.hpp"
 #include "magi/error.hpp"
 #include "mask/random_mask.hpp"
+#include "support/masks.hpp"
 #include "support/random_streams.hpp"
 
 namespace magi::test {
@@ -25,16 +26,6 @@ BackwardList plain_list(const BackwardProblem& problem, const Mask& mask,
 BandSlice with_one_diagonal(BandSlice slice) {
   slice.d_min = slice.d_max = slice.k0 - slice.q0;
   return slice;
-}
-
-Mask documents(std::span<const std::int32_t> lengths) {
-  Mask mask;
-  for (const std::int32_t length : lengths) {
-    const Range rows{mask.rows_q, mask.rows_q + length};
-    mask.slices.push_back(band_slice(rows, rows, MaskType::Causal));
-    mask.rows_q = mask.rows_k = rows.end;
-  }
-  return mask;
 }
 
 TEST(PlainListTest, CountsEveryPairAsOftenAsTheMaskInOrder) {
@@ -113,20 +104,20 @@ TEST(PlainListTest, SplitsUnevenAndGlobalTilesAndOrdersNarrowMasks) {
 }
 
 TEST(PlainListTest, CutsTheKeysWhereDocumentsBeginIfThatCostsLess) {
-  const Mask cut = documents(std::vector<std::int32_t>{600, 650, 700});
+  const Mask cut = testing::document_mask({600, 650, 700});
   const BackwardList list = plain_list(problem_of(cut, 8, 1), cut, {});
   const auto begins_at = [&](std::int32_t key) {
     return std::ranges::any_of(list.tiles, [&](const KeyTile& t) { return t.key_begin == key; });
   };
   EXPECT_TRUE(begins_at(600) && begins_at(1250));
   // Single rows, of which a plain k tile holds many.
-  const Mask rows = documents(std::vector<std::int32_t>(500, 1));
+  const Mask rows = testing::document_mask(std::vector<std::int32_t>(500, 1));
   EXPECT_EQ(plain_list(problem_of(rows, 8, 1), rows, {}).tiles.size(), 4u);
 }
 
 /// In front of the tail, k tiles of a document lie side by side, long documents first.
 TEST(PlainListTest, DocumentsLieTogetherInFrontOfTheTail) {
-  const Mask mask = documents(std::vector<std::int32_t>{3000, 5000, 4000, 5000});
+  const Mask mask = testing::document_mask({3000, 5000, 4000, 5000});
   BackwardProblem problem = problem_of(mask, 2, 2);
   problem.num_ctas = 4;
   const BackwardList list = plain_list(problem, mask, {});
@@ -159,7 +150,7 @@ TEST(PlainListTest, EvenListsOfManyHeadsHaveFewSideBySide) {
 }
 
 TEST(PlainListTest, HasNoOtherChoice) {
-  const Mask mask = documents(std::vector<std::int32_t>{300, 200});
+  const Mask mask = testing::document_mask({300, 200});
   const auto refuses = [&](BackwardProblem problem, BackwardChoice choice) {
     choice.is_plain = true;
     EXPECT_THROW(build_backward_list(problem, mask.slices, {}, choice), InvalidArgument);
@@ -174,7 +165,7 @@ TEST(PlainListTest, HasNoOtherChoice) {
 }
 
 TEST(PlainListTest, PlantedFaultsAreSeen) {
-  const Mask mask = documents(std::vector<std::int32_t>{300, 200});
+  const Mask mask = testing::document_mask({300, 200});
   const BackwardList good = plain_list(problem_of(mask, 2, 1), mask, {});
   ASSERT_TRUE(is_list_of(good, mask));
   BackwardList list = good;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "mask/random_mask.hpp"
+#include "support/masks.hpp"
 #include "support/random_streams.hpp"
 
 namespace magi::test {
@@ -17,16 +18,7 @@ bool has(const std::vector<std::uint32_t>& words, std::int32_t row) {
 TEST(SeenRowsTest, HaveABitForEachRowThatIsInSomePair) {
   for (RandomStream& random : testing::RandomStreams(200)) {
     const Mask mask = random_mask(random);
-    std::vector<bool> queries(static_cast<std::size_t>(mask.rows_q));
-    std::vector<bool> keys(static_cast<std::size_t>(mask.rows_k));
-    for (const BandSlice& slice : mask.slices) {
-      for (std::int32_t row = 0; row < mask.rows_q; ++row) {
-        const Range range = visible_keys(slice, row);
-        if (range.empty()) continue;
-        queries[static_cast<std::size_t>(row)] = true;
-        std::fill(keys.begin() + range.begin, keys.begin() + range.end, true);
-      }
-    }
+    const testing::Seen expected(mask);
     const SeenRows seen = find_seen_rows(mask.rows_q, mask.rows_k, mask.slices);
     const auto expect = [](const std::vector<std::uint32_t>& words, const std::vector<bool>& rows) {
       const bool are_all = std::ranges::all_of(rows, [](bool is_seen) { return is_seen; });
@@ -35,8 +27,8 @@ TEST(SeenRowsTest, HaveABitForEachRowThatIsInSomePair) {
         ASSERT_EQ(has(words, static_cast<std::int32_t>(row)), rows[row]) << "row " << row;
       }
     };
-    expect(seen.queries, queries);
-    expect(seen.keys, keys);
+    expect(seen.queries, expected.queries);
+    expect(seen.keys, expected.keys);
   }
 }
 

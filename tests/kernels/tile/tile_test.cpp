@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cmath>
 #include <tuple>
 #include <vector>
 
-#include "base/half.hpp"
 #include "kernels/tile/probe.hpp"
 #include "mask/random_mask.hpp"
 #include "support/gpu/gpu_test.hpp"

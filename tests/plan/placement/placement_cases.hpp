@@ -9,6 +9,7 @@
 #include "magi/placement.hpp"
 #include "mask/random_mask.hpp"
 #include "plan/placement/chunk_table.hpp"
+#include "support/masks.hpp"
 
 namespace magi::testing {
 
@@ -21,16 +22,6 @@ inline constexpr std::array kAllAlgorithms = {
     PlacementAlgorithm::RandomSelect,
     PlacementAlgorithm::SequentialSelect,
 };
-
-inline Mask document_mask(const std::vector<std::int32_t>& lengths, MaskType type) {
-  Mask mask;
-  for (const std::int32_t length : lengths) {
-    const Range rows{mask.rows_q, mask.rows_q + length};
-    mask.slices.push_back(band_slice(rows, rows, type));
-    mask.rows_q = mask.rows_k = rows.end;
-  }
-  return mask;
-}
 
 inline std::vector<std::int32_t> random_lengths(RandomStream& random, std::int32_t total) {
   std::vector<std::int32_t> lengths;

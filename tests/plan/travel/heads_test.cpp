@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "magi/error.hpp"
 #include "magi/mask_builders.hpp"
 #include "plan/plan_support.hpp"

@@ -275,10 +275,8 @@ def init_dist_attn_runtime_mgr(
         )
     if ref_dispatch_meta_q != ref_dispatch_meta_k:
         raise ValueError("ref_dispatch_meta_k is another plan; allowed: that of queries")
-    config, heads = (
-        with_chunk_size(dist_attn_config, chunk_size),
-        (num_heads_q, num_heads_kv, head_dim),
-    )
+    config = with_chunk_size(dist_attn_config, chunk_size)
+    heads = num_heads_q, num_heads_kv, head_dim
     mask = q_ranges, k_ranges, attn_mask_type, total_seqlen_q
     plan = make_plan(mask, heads, (cp_group, cp_mesh), config, ref_dispatch_meta_q)
     return manage(plan, BoundPlan(plan, cp_group), heads, config, (q_ranges, k_ranges))

@@ -2,7 +2,6 @@
 #include "kernels/schedule/host/key_tiling.hpp"
 
 #include <cstddef>
-#include <limits>
 #include <numeric>
 #include <utility>
 

@@ -13,7 +13,6 @@
 #include "cuda/tensor_map.hpp"
 #include "kernels/schedule/host/plain_list.hpp"
 #include "kernels/sm90/backward/destinations.hpp"
-#include "kernels/sm90/backward/prepare.hpp"
 #include "kernels/sm90/conversions.hpp"
 
 namespace magi::sm90 {

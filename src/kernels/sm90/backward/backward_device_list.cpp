@@ -5,7 +5,6 @@
 
 #include "base/check.hpp"
 #include "cuda/arena.hpp"
-#include "cuda/device.hpp"
 #include "kernels/sm90/backward/backward.hpp"
 #include "kernels/sm90/backward/void_gradients.hpp"
 #include "kernels/sm90/conversions.hpp"

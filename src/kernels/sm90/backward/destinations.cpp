@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/sm90/backward/destinations.hpp"
 
-#include "kernels/sm90/conversions.hpp"
-
 namespace magi::sm90 {
 namespace {
 

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/check.hpp"
 #include "cuda/launch.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/order.cuh"

@@ -7,7 +7,6 @@
 
 #include "base/check.hpp"
 #include "cuda/arena.hpp"
-#include "cuda/device.hpp"
 #include "cuda/tensor_map.hpp"
 #include "kernels/sm90/conversions.hpp"
 #include "kernels/sm90/forward/forward.hpp"

@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <array>
 #include <span>
 
 #include "kernels/sm90/listed/config.hpp"

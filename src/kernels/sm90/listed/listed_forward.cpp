@@ -8,7 +8,6 @@
 #include "cuda/check.hpp"
 #include "kernels/sm90/conversions.hpp"
 #include "kernels/sm90/listed/latent.hpp"
-#include "kernels/sm90/listed/launch.hpp"
 #include "kernels/sm90/listed/listed_arguments.hpp"
 #include "kernels/sm90/poison.hpp"
 

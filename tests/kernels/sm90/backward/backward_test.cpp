@@ -4,6 +4,7 @@
 
 #include "kernels/sm90/backward/case.hpp"
 #include "kernels/sm90/shared_suite.hpp"
+#include "support/masks.hpp"
 
 namespace magi::test {
 namespace {
@@ -95,13 +96,7 @@ TEST_P(BackwardTest, EveryWalkOfTheHeads) {
 TEST_P(BackwardTest, ShortDocuments) {
   BackwardCase test = base();
   test.heads_q = 8;
-  test.mask = {417, 417, {}};
-  std::int32_t begin = 0;
-  for (const std::int32_t length : {3, 130, 1, 64, 128, 91}) {
-    const Range range{begin, begin + length};
-    test.mask.slices.push_back(band_slice(range, range, MaskType::Causal));
-    begin += length;
-  }
+  test.mask = testing::document_mask({3, 130, 1, 64, 128, 91});
   check_backward(test);
 }
 

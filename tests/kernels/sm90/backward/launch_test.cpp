@@ -8,6 +8,7 @@
 #include "support/gpu/gpu_test.hpp"
 #include "support/gpu/graph.hpp"
 #include "support/gpu/hog.hpp"
+#include "support/masks.hpp"
 
 // How a call behaves beside others: few multiprocessors, busy ones, graphs, streams.
 namespace magi::test {
@@ -28,13 +29,7 @@ BackwardCase documents_case(const Variant& variant) {
   test.heads_kv = 2;
   set_instance_dims(test, variant.dim);
   test.num_sinks = variant.num_sinks;
-  test.mask = {910, 910, {}};
-  std::int32_t begin = 0;
-  for (const std::int32_t length : {420, 30, 1, 240, 219}) {
-    const Range range{begin, begin + length};
-    test.mask.slices.push_back(band_slice(range, range, MaskType::Causal));
-    begin += length;
-  }
+  test.mask = testing::document_mask({420, 30, 1, 240, 219});
   return test;
 }
 
@@ -203,13 +198,8 @@ BackwardCase crowded_case(std::int32_t dim) {
   test.heads_q = 32;
   test.heads_kv = 16;
   set_instance_dims(test, dim);
-  test.mask = {1500, 1500, {}};
-  std::int32_t begin = 0;
-  for (const std::int32_t length : {420, 30, 1, 2, 240, 419, 100}) {
-    const Range range{begin, begin + length};
-    test.mask.slices.push_back(band_slice(range, range, MaskType::Causal));
-    begin += length;
-  }
+  test.mask = testing::document_mask({420, 30, 1, 2, 240, 419, 100});
+  test.mask.rows_q = test.mask.rows_k = 1500;
   return test;
 }
 

@@ -4,11 +4,11 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <string>
 
 #include "kernels/sm90/backward/case.hpp"
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/masks.hpp"
 
 // What queries that see no key and keys that no query sees may hold: anything at all.
 namespace magi::test {
@@ -48,24 +48,6 @@ std::vector<Gaps> all_gaps() {
   all.push_back(std::move(more));
   return all;
 }
-
-/// Rows that some slice covers, and in which some pair is seen.
-struct Seen {
-  std::vector<bool> queries, keys;
-
-  explicit Seen(const Mask& mask)
-      : queries(static_cast<std::size_t>(mask.rows_q)),
-        keys(static_cast<std::size_t>(mask.rows_k)) {
-    for (const BandSlice& slice : mask.slices) {
-      for (std::int32_t row = 0; row < mask.rows_q; ++row) {
-        const Range range = visible_keys(slice, row);
-        if (range.empty()) continue;
-        queries[static_cast<std::size_t>(row)] = true;
-        std::fill(keys.begin() + range.begin, keys.begin() + range.end, true);
-      }
-    }
-  }
-};
 
 void poison(GuardedTensor& tensor, const std::vector<bool>& seen) {
   constexpr std::array kValues{std::numeric_limits<double>::quiet_NaN(),
@@ -127,7 +109,7 @@ TEST_P(BackwardUnseenTest, RowsThatNobodySeesMayBeAnything) {
     BackwardInputs inputs(test);
     BackwardOutputs expected(test);
     run_sync(test, slices, gaps.ranges, inputs, expected);
-    const Seen seen(test.mask);
+    const testing::Seen seen(test.mask);
     const auto judge = make_judge(test, inputs);
     if (packed_heads == 1) judge(expected, Gradients::All);
     const std::array<std::pair<const char*, GuardedTensor*>, 4> tensors{

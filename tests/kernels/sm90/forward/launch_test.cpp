@@ -8,6 +8,7 @@
 #include "mask/random_mask.hpp"
 #include "support/gpu/gpu_test.hpp"
 #include "support/gpu/guarded_tensor.hpp"
+#include "support/masks.hpp"
 
 // Calls in a row, each of which is launched ahead of the end of the one before. Beside other work,
 // in graphs and where keys come: ForwardTest, ForwardArrivalTest.
@@ -19,16 +20,7 @@ using ForwardLaunchTest = GpuTest;
 constexpr std::int64_t kHeads = 8;
 constexpr std::int64_t kDim = 128;
 
-Mask documents() {
-  Mask mask{1910, 1910, {}};
-  std::int32_t begin = 0;
-  for (const std::int32_t length : {920, 130, 1, 640, 219}) {
-    const Range range{begin, begin + length};
-    mask.slices.push_back(band_slice(range, range, MaskType::Causal));
-    begin += length;
-  }
-  return mask;
-}
+Mask documents() { return testing::document_mask({920, 130, 1, 640, 219}); }
 
 /// Calls of which each has the out of the one before as its queries, by turns on the whole chip and
 /// on `num_ctas` multiprocessors: the next call then begins on those that are free.

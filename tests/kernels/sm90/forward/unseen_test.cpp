@@ -8,6 +8,7 @@
 #include "support/gpu/gpu_test.hpp"
 #include "support/gpu/guarded_tensor.hpp"
 #include "support/gpu/instance_dims.hpp"
+#include "support/masks.hpp"
 
 // What rows may hold that are not seen (attention_cuda.hpp): anything at all where nobody sees
 // them, and anything finite where others do.
@@ -118,40 +119,16 @@ Mask documents_with_gaps() {
   return mask;
 }
 
-/// What sees some key.
-std::vector<bool> seen_queries(const Mask& mask) {
-  std::vector<bool> seen(static_cast<std::size_t>(mask.rows_q), false);
-  for (const BandSlice& slice : mask.slices) {
-    for (std::int32_t row = 0; row < mask.rows_q; ++row) {
-      if (!visible_keys(slice, row).empty()) seen[static_cast<std::size_t>(row)] = true;
-    }
-  }
-  return seen;
-}
-
-/// What some row sees.
-std::vector<bool> seen_keys(const Mask& mask) {
-  std::vector<bool> seen(static_cast<std::size_t>(mask.rows_k), false);
-  for (const BandSlice& slice : mask.slices) {
-    for (std::int32_t row = 0; row < mask.rows_q; ++row) {
-      const Range keys = visible_keys(slice, row);
-      std::fill(seen.begin() + keys.begin, seen.begin() + keys.end, true);
-    }
-  }
-  return seen;
-}
-
 TEST_P(ForwardUnseenTest, RowsThatNobodySeesMayBeAnything) {
   for (const Mask& mask : {mask_with_gaps(), documents_with_gaps()}) {
-    const std::vector<bool> keys = seen_keys(mask);
-    const std::vector<bool> queries = seen_queries(mask);
+    const testing::Seen seen(mask);
     for (const std::int32_t packed_heads : {1, 4}) {
       Inputs inputs(type(), mask, dims());
       const Result expected = attend(inputs, mask, packed_heads);
       for (const double value : {largest(), kNan}) {
-        fill_rows(inputs.q, queries, value);
-        fill_rows(inputs.k, keys, value);
-        fill_rows(inputs.v, keys, value);
+        fill_rows(inputs.q, seen.queries, value);
+        fill_rows(inputs.k, seen.keys, value);
+        fill_rows(inputs.v, seen.keys, value);
         expect_same(attend(inputs, mask, packed_heads), expected, mask.rows_q);
       }
     }

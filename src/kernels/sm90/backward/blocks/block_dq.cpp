@@ -3,10 +3,8 @@
 
 #include <algorithm>
 
-#include "cuda/arena.hpp"
 #include "cuda/tensor_map.hpp"
 #include "kernels/sm90/conversions.hpp"
-#include "kernels/sm90/poison.hpp"
 
 namespace magi::sm90 {
 namespace {
