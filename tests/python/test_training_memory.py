@@ -121,6 +121,10 @@ def test_sizes_of_a_configuration():
     config = types.SimpleNamespace(**sizes, head_dim=16, tie_word_embeddings=True)
     model = ModelShape.from_config(config, element_bytes=4)
     assert model == ModelShape(3, 64, 256, 8, 8, 16, 64, True, 4)
+    for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
+        assert ModelShape.from_config(types.SimpleNamespace(**sizes, **{name: 1})).kv_heads == 8
+        with pytest.raises(ValueError, match=f"^config has {name} 128; allowed: none or 1"):
+            ModelShape.from_config(types.SimpleNamespace(**sizes, **{name: 128}))
 
 
 def test_shards_and_optimizers():
