@@ -4,6 +4,8 @@
 import json
 import pathlib
 import sys
+import types
+from unittest import mock
 from xml.etree import ElementTree
 
 import pytest
@@ -12,6 +14,7 @@ from ranks import launch
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.path.append(str(BENCH))
+trainings = pytest.importorskip("distributed.trainings", reason="the benches are not here")
 training_plots = pytest.importorskip("training_plots", reason="the benches are not here")
 BOTH = ("whole", "saved")
 
@@ -38,3 +41,11 @@ def test_the_script_on_a_cpu(tmp_path):
     bars = training_plots.bars_of(json.loads(out.read_text())["cells"])
     texts = [x.text for x in ElementTree.fromstring(training_plots.picture("A & B", bars)).iter()]
     assert {"A & B", "magi, attention saved"} <= set(texts)
+
+
+def test_attention_of_others_is_kept_beside_offloaded_inputs():
+    policy, side = trainings.Policy(), types.SimpleNamespace(save=mock.Mock())
+    policy.choose("offloaded", side)
+    with mock.patch.object(policy.host, "_begin_layer") as begun:
+        assert policy.context_fn() is side.save.return_value
+    begun.assert_called_once_with()
