@@ -64,6 +64,7 @@ LONG_LAYERS = 4
 GROUPS = 4  # of kv heads, for the longest sequence
 COMPARED = 32768  # tokens whose gradients are, before the longest sequence
 NEW_MASKS, WARM_MASKS = 16, 3
+GPU_BYTES = 80e9  # of the GPU that the longest sequence is to fit
 # Of losses and of the norm of gradients, relative to those of the first side.
 CLOSE = {"cuda": (2e-3, 3e-2), "cpu": (1e-5, 1e-4)}
 
@@ -376,7 +377,8 @@ def rows_of(cells: dict[str, dict], size: int) -> list[dict]:
         if kind == "new_mask":
             add("train.new_mask.ms", cell["ms"], "ms")
         elif kind == "longest":
-            add("train1.longest", cell["tokens"] if cell["agrees"] else 0, "tokens")
+            fits = (cell["peak_gib"] + cell["outside_gib"]) * 2**30 <= GPU_BYTES
+            add("train1.longest", cell["tokens"] if cell["agrees"] and fits else 0, "tokens")
         else:
             speeds = {name: one["tokens_per_second"] for name, one in cell["sides"].items()}
             for name, speed in speeds.items():
