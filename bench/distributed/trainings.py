@@ -261,11 +261,15 @@ class Policy:
         self.choose("whole")
 
     def choose(self, name: str, side: Side | None = None) -> None:
-        self.host = Offload() if name == "offloaded" else contextlib.nullcontext()
         save = save_attention if side is None else side.save
-        self.context_fn = {"whole": noop_context_fn, "saved": save}.get(name)
+        contexts = {"whole": noop_context_fn, "saved": save}
+        self.host = contextlib.nullcontext()
         if name == "offloaded":
-            self.context_fn = self.host.save_attention
+            self.host = host = Offload()
+            # What other packages' operators gave stays on the GPU, as Offload does not know them.
+            is_ours = save is save_attention
+            contexts[name] = host.save_attention if is_ours else lambda: host.recompute() and save()
+        self.context_fn = contexts.get(name)
 
 
 class Checkpointed(nn.Module):

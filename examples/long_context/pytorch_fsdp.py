@@ -43,13 +43,7 @@ class Trained(torch.nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.model, host = model, Offload()
-        # The backward computes layers again, but not attention. What is kept goes to the host.
-        how = {"use_reentrant": False, "context_fn": host.save_attention}
-        model.gradient_checkpointing_enable(how)
-        host.over(model.model)
-        for layer in model.model.layers:
-            layer.mlp.forward = in_chunks(layer.mlp.forward)
+        self.model = keep_little(model)
 
     def forward(self, packed: Packed, bound) -> torch.Tensor:
         hidden = self.model.model(
@@ -60,6 +54,18 @@ class Trained(torch.nn.Module):
         ).last_hidden_state
         targets = bound.dispatch(packed.targets, IGNORED)
         return loss_over_rows(self.model.lm_head, hidden[0], targets, rows=CHUNK)
+
+
+def keep_little(model: PreTrainedModel) -> PreTrainedModel:
+    """The backward computes layers again, but not attention. What is kept goes to the host."""
+    host = Offload()
+    enable = getattr(model, "activation_checkpointing_enable", None)  # of transformers since 2026
+    enable = enable or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False, "context_fn": host.save_attention})
+    host.over(model.model)
+    for layer in model.model.layers:
+        layer.mlp.forward = in_chunks(layer.mlp.forward)
+    return model
 
 
 def in_chunks(mlp):

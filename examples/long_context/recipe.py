@@ -62,25 +62,30 @@ def sequences(given: argparse.Namespace, device: torch.device) -> Iterator[Packe
 class Progress:
     """Prints a line for each step on the first rank of a group; keeps the losses."""
 
-    def __init__(self, given: argparse.Namespace, group: dist.ProcessGroup) -> None:
+    def __init__(self, given: argparse.Namespace, group: dist.ProcessGroup | None = None) -> None:
         self.losses: list[float] = []
         self._given, self._group, self._begin = given, group, time.perf_counter()
 
     def end_step(self, loss: torch.Tensor) -> None:
         """loss: this rank's part of the step's. Collective."""
         dist.all_reduce(loss := loss.detach().clone(), group=self._group)
-        self.losses.append(loss.item())
+        ranks, is_first = dist.get_world_size(self._group), dist.get_rank(self._group) == 0
+        self.tell(loss.item(), self._given.tokens, ranks, is_first)
+
+    def tell(self, loss: float, tokens: int, ranks: int, is_first: bool) -> None:
+        """Of a step that has ended; is_first: whether this rank prints."""
+        self.losses.append(loss)
         now = time.perf_counter()
         seconds, self._begin = now - self._begin, now
-        if dist.get_rank(self._group) != 0:
+        if not is_first:
             return
-        given, step, ranks = self._given, len(self.losses), dist.get_world_size(self._group)
-        speed, left = given.tokens / seconds, (given.steps - step) * seconds
+        given, step = self._given, len(self.losses)
+        speed, left = tokens / seconds, (given.steps - step) * seconds
         line = (
-            f"step {step} of {given.steps}  loss {self.losses[-1]:.4f}  {seconds:.1f} s  "
+            f"step {step} of {given.steps}  loss {loss:.4f}  {seconds:.1f} s  "
             f"{speed:,.0f} tokens/s, {speed / ranks:,.0f} a rank  {left / 60:.0f} min left"
         )
-        if loss.is_cuda:
+        if torch.cuda.is_available():
             line += f"  {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB at most"
         print(line, flush=True)
         if given.out:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import MISSING, fields
 from types import SimpleNamespace
 
+from magi_attention.config import DistAttnConfig
 from magi_attention.training import causal_memory, longest_sequence
 from magi_attention.training_memory import ModelShape, Training
 
@@ -26,6 +28,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--ranks", type=int, default=1, help="that share it; default 1")
     parser.add_argument("--transport", default="nvlink", help="nvlink (default) or nccl")
     parser.add_argument("--gib", type=float, default=76, help="of a GPU that may be used; 76")
+    parser.add_argument(
+        "--max-exchange-bytes", type=int, help="0: no bound; default: 4 GiB if a plan can"
+    )
     parser.add_argument("--config", help="config.json of transformers; default: Llama-8B's sizes")
     for field in (*fields(ModelShape), *fields(Training)):
         name = "--" + field.name.replace("_", "-")
@@ -45,15 +50,17 @@ def main(arguments: list[str]) -> int:
 
 
 def _page(given: argparse.Namespace) -> str:
+    if not 0 < given.gib < math.inf:
+        raise ValueError(f"--gib is {given.gib}; allowed: a finite number above 0")
     model = _LLAMA
     if given.config is not None:
         with open(given.config, encoding="utf-8") as file:
             model = ModelShape.from_config(SimpleNamespace(**json.load(file)))
     model = ModelShape(**vars(model) | _chosen(given, ModelShape))
     training = Training(**_chosen(given, Training))
-    options = {"cp_size": given.ranks, "transport": given.transport}
-    memory = causal_memory(model, training, given.tokens, **options)
-    most = longest_sequence(model, training, int(given.gib * 2**30), **options)
+    plan = given.ranks, given.transport, DistAttnConfig(max_exchange_bytes=given.max_exchange_bytes)
+    memory = causal_memory(model, training, given.tokens, *plan)
+    most = longest_sequence(model, training, int(given.gib * 2**30), *plan)
     return f"{memory}\n{given.gib:g} GiB of each GPU are enough for {most:,} tokens"
 
 

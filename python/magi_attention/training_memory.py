@@ -16,6 +16,7 @@ from magi_attention.common._arguments import as_bool, check_choice, check_int, c
 from magi_attention.common.plan_report import PlanReport
 from magi_attention.plan_memory import memory_over_nvlink
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _KEEPS = ("all", "inputs", "attention")
 _OPTIMIZERS = {"adamw": 2, "momentum": 1, "sgd": 0}  # states of a weight, in its type
 _SUM_BYTES = 4  # float32: logits, reductions, sums of attention
@@ -26,8 +27,9 @@ _HELD, _LAYER, _SUMS = "gradients before their sum", "layer at work", "sums of a
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a decoder with gated MLPs and RMS norms, as Llama and Qwen3 are. element_bytes: of a
-    number that layers compute with. ValueError or TypeError names a size that is none.
+    """Sizes of a dense decoder with gated MLPs and RMS norms, as Llama and Qwen3 are.
+    element_bytes: of a number that layers compute with. ValueError or TypeError names a size that
+    is none.
     """
 
     layers: int
@@ -50,11 +52,16 @@ class ModelShape:
 
     @staticmethod
     def from_config(config: Any, element_bytes: int = 2) -> ModelShape:
-        """Sizes from a configuration of transformers; ValueError for one that lacks any."""
+        """Sizes from a configuration of transformers; ValueError for one that lacks any, and for
+        mixtures of experts.
+        """
         names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
         for name in (*names, "vocab_size"):
             if getattr(config, name, None) is None:
                 raise ValueError(f"config has no {name}; allowed: one of a decoder, like Llama's")
+        for name in _EXPERTS:
+            if (count := getattr(config, name, None) or 0) > 1:
+                raise ValueError(f"config has {name} {count}; allowed: none or 1, a dense model")
         layers, hidden, intermediate, heads = (getattr(config, name) for name in names)
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         dim = getattr(config, "head_dim", None) or hidden // heads

@@ -39,11 +39,19 @@ TEST(CommandPlan, AMaskTooLargeForTheMemoryIsRefused) {
 
 TEST(CommandMemory, IsThePythonPackages) {
   const TemporaryFolder folder;
-  folder.write("python3", "#!/bin/sh\necho \"$@\"; exit 2\n");
-  const std::string path = "chmod +x " + folder.path("python3") + "; PATH=" + folder.path("");
-  const Outcome outcome = run_magi("memory --tokens 8 --help", path + ":$PATH");
+  folder.write("magi_attention.py", "import sys; print(sys.argv[1:]); sys.exit(2)\n");
+  const std::string arguments = "memory --tokens 8 --help";
+  const Outcome outcome = run_magi(arguments, "PYTHONPATH=" + folder.path(""));
   EXPECT_EQ(outcome.code, 2);
-  EXPECT_EQ(outcome.out, "-m magi_attention memory --tokens 8 --help\n");
+  EXPECT_EQ(outcome.out, "['memory', '--tokens', '8', '--help']\n");
+  // One that finds no packages.
+  folder.write("python3", "#!/bin/sh\nexec \"$REAL\" -I -S \"$@\"\n");
+  const std::string bare = "chmod +x " + folder.path("python3") +
+                           "; export REAL=$(command -v python3); PATH=" + folder.path("") +
+                           ":$PATH";
+  const Outcome without = run_magi(arguments, bare);
+  EXPECT_EQ(without.code, 3);
+  EXPECT_TRUE(has(without.err, " has no package magi_attention; allowed: ")) << without.err;
 }
 
 class BadCalls : public ::testing::TestWithParam<BadCall> {};

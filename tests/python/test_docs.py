@@ -55,7 +55,7 @@ def test_example_of_backends(capsys):
 
 
 def test_example_of_memory(capsys):
-    exec(blocks("docs/training.md")[3], {})
+    exec(blocks("docs/training.md")[-1], {})
     assert "most is held in " in capsys.readouterr().out
 
 

@@ -447,6 +447,8 @@ def test_over_rows(rows, dim):
         (dict(rows=2, dim=2), "dim is 2; allowed: -1 to 0"),
         (dict(rows=2, group=3), "group is a int; allowed: a process group, None"),
         (dict(rows=2, tensors=()), "tensors are none; allowed: one or more"),
+        (dict(rows=2, tensors=([1, 2],)), r"tensors\[0\] is a list; allowed: a tensor"),
+        (dict(rows=2, tensors=(torch.zeros(()),)), r"tensors\[0\] has no axis; allowed: one"),
     ],
 )  # fmt: skip
 def test_mistakes_of_chunks(given, message):
@@ -488,8 +490,15 @@ def test_loss_over_rows():
     half = head.bfloat16()
     loss = loss_over_rows(half, hidden.detach().bfloat16(), labels)
     assert loss.dtype == torch.float32
-    with pytest.raises(TypeError, match=r"^ignore_index is None; allowed: an int"):
-        loss_over_rows(head, hidden, labels, ignore_index=None)
+    for head, given, message in [
+        (half, dict(ignore_index=None), "ignore_index is None; allowed: an int"),
+        (None, {}, "head is a NoneType; allowed: a function"),
+        (half, dict(hidden=hidden[None]), "tensors have 1 and 21 rows in axis 0; allowed"),
+        (nn.Identity(), dict(hidden=hidden[None], labels=labels[None]), r"head gives shape \[1, "),
+        (half, dict(labels=[0] * 21), r"tensors\[1\] is a list; allowed: a tensor"),
+    ]:  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+            loss_over_rows(head, **{"hidden": hidden, "labels": labels} | given)
 
 
 def test_offload_refuses_what_was_changed_in_place(monkeypatch):

@@ -4,6 +4,8 @@
 import json
 import pathlib
 import sys
+import types
+from unittest import mock
 from xml.etree import ElementTree
 
 import pytest
@@ -12,6 +14,8 @@ from ranks import launch
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.path.append(str(BENCH))
+training = pytest.importorskip("training", reason="the benches are not here")
+trainings = pytest.importorskip("distributed.trainings", reason="the benches are not here")
 training_plots = pytest.importorskip("training_plots", reason="the benches are not here")
 BOTH = ("whole", "saved")
 
@@ -38,3 +42,18 @@ def test_the_script_on_a_cpu(tmp_path):
     bars = training_plots.bars_of(json.loads(out.read_text())["cells"])
     texts = [x.text for x in ElementTree.fromstring(training_plots.picture("A & B", bars)).iter()]
     assert {"A & B", "magi, attention saved"} <= set(texts)
+
+
+@pytest.mark.parametrize("gib, wanted", [(72.0, 128), (72.6, 0)])
+def test_the_longest_sequence_fits_80_gb(gib, wanted):
+    cell = {"agrees": True, "tokens": 128, "peak_gib": gib, "outside_gib": 2.0}
+    (row,) = training.rows_of({"longest.128": cell}, 2)
+    assert row == {"name": "train1.longest", "value": wanted, "unit": "tokens"}
+
+
+def test_attention_of_others_is_kept_beside_offloaded_inputs():
+    policy, side = trainings.Policy(), types.SimpleNamespace(save=mock.Mock())
+    policy.choose("offloaded", side)
+    with mock.patch.object(policy.host, "_begin_layer") as begun:
+        assert policy.context_fn() is side.save.return_value
+    begun.assert_called_once_with()

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from magi_attention import _memory, masks
+from magi_attention.config import DistAttnConfig
 from magi_attention.plan import Plan
 from magi_attention.training import ModelShape, Training, causal_memory, longest_sequence
 
@@ -121,6 +122,10 @@ def test_sizes_of_a_configuration():
     config = types.SimpleNamespace(**sizes, head_dim=16, tie_word_embeddings=True)
     model = ModelShape.from_config(config, element_bytes=4)
     assert model == ModelShape(3, 64, 256, 8, 8, 16, 64, True, 4)
+    for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
+        assert ModelShape.from_config(types.SimpleNamespace(**sizes, **{name: 1})).kv_heads == 8
+        with pytest.raises(ValueError, match=f"^config has {name} 128; allowed: none or 1"):
+            ModelShape.from_config(types.SimpleNamespace(**sizes, **{name: 128}))
 
 
 def test_shards_and_optimizers():
@@ -147,6 +152,17 @@ def test_the_longest_sequence(ranks):
     ]
     assert fits == [True, False]
     assert longest_sequence(LLAMA, training, 1 << 30) == 0
+
+
+def test_a_bound_on_exchange_memory():
+    """It is the plan's: areas are smaller, and documents that cannot keep it do not fit."""
+    training, kept = Training(keeps="attention", loss_rows=1024, shards=8), 256 << 20
+    free, bound, tight = (DistAttnConfig(max_exchange_bytes=x) for x in (0, kept, 1 << 20))
+    sizes = [causal_memory(LLAMA, training, 65536, 2, config=x).outside for x in (free, bound)]
+    assert sizes[0] > 2 * sizes[1] > 0
+    assert longest_sequence(LLAMA, training, 40 << 30, 2, config=tight) < 65536
+    with pytest.raises(ValueError, match="max_exchange_bytes is 1048576; allowed: 0 "):
+        causal_memory(LLAMA, training, 65536, 2, config=tight)
 
 
 WHOLE = Plan.from_mask(
@@ -191,8 +207,10 @@ def test_the_command(tmp_path, capsys):
     assert _memory.main(["--tokens", "4096", "--config", str(path), "--keeps", "all"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("most is held in ") and lines[-1].endswith(" tokens")
-    for bad in (["--heads", "7"], ["--config", str(tmp_path)], ["--shards", "-1"]):
-        assert _memory.main(["--tokens", "4096", *bad]) == 2
+    for bad in ("--heads 7", f"--config {tmp_path}", "--shards -1", "--gib nan"):
+        assert _memory.main(["--tokens", "4096", *bad.split()]) == 2
         assert len(capsys.readouterr().out.splitlines()) == 1
+    assert _memory.main(["--tokens", "9", "--max-exchange-bytes", "-1"]) == 2
+    assert "max_exchange_bytes is -1; allowed: 0 to " in capsys.readouterr().out
     with pytest.raises(SystemExit), contextlib.redirect_stderr(None):
         _memory.main(["--tokens", "many"])

@@ -3,7 +3,6 @@
 
 import json
 import pathlib
-import runpy
 import sys
 from unittest import mock
 
@@ -12,16 +11,21 @@ import pytest
 pytest.importorskip("trl", reason="trl is not installed")
 
 import trainer_cases as cases
+from magi_attention.training import Offload
 
+SAVE = Offload.save_attention
 NAMES = {"loss", "mean_token_accuracy", "eval_loss", "eval_mean_token_accuracy"}
-PROGRAM = pathlib.Path(__file__).resolve().parents[2] / "examples/long_context/trl_sft.py"
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "examples/long_context"))
 
 
 def run(folder: pathlib.Path, *options: str) -> list[dict]:
     """What the trainer logged of the steps and of the evaluation."""
-    command = [str(PROGRAM), "--rows", "256", "--steps", "2", "--out", str(folder), *options]
+    options = ("--steps", "2", "--rate", "1e-3", *options)
+    command = ["trl_sft.py", "--small", "--tokens", "256", "--folder", str(folder), *options]
     with mock.patch.object(sys, "argv", command):
-        runpy.run_path(str(PROGRAM), run_name="__main__")
+        import trl_sft
+
+        trl_sft.main()
     state = json.loads((folder / "checkpoint-2/trainer_state.json").read_text(encoding="utf-8"))
     return state["log_history"]
 
@@ -31,9 +35,13 @@ def run_rank(world, *arguments) -> list[dict]:
         return run(*arguments)
 
 
-@pytest.mark.parametrize("options", [(), ("--packing",)])
-def test_losses(ranks, tmp_path, options):
-    alone = run(tmp_path / "alone", *options)
+@pytest.mark.parametrize("options", [(), ("--no-packing",)])
+def test_losses(ranks, tmp_path, capsys, options):
+    """Every layer of both steps keeps its attention; a line of each step tells the speed."""
+    save = mock.patch.object(Offload, "save_attention", autospec=True, side_effect=SAVE)
+    with save as kept:
+        alone = run(tmp_path / "alone", *options)
+    assert kept.call_count == 2 * 2 and capsys.readouterr().out.count(" tokens/s, ") == 2
     shared = ranks.run(4, run_rank, tmp_path / "shared", "--cp-size", "4", *options)[0]
     assert len(alone) == 3
     for wanted, found in zip(alone, shared):
@@ -41,10 +49,11 @@ def test_losses(ranks, tmp_path, options):
             assert found[name] == pytest.approx(wanted[name], rel=1e-4), name
 
 
-def test_planned_batches(ranks, tmp_path):
+@pytest.mark.parametrize("options", [(), ("--no-packing",)])
+def test_planned_batches(ranks, tmp_path, options):
     """Ranks that share planned batches have the losses of replicas."""
-    replicas = ranks.run(4, run_rank, tmp_path / "replicas")[0]
-    planned = ranks.run(4, run_rank, tmp_path / "planned", "--plan-batches")[0]
+    replicas = ranks.run(4, run_rank, tmp_path / "replicas", *options, "--cp-size", "1")[0]
+    planned = ranks.run(4, run_rank, tmp_path / "planned", *options, "--plan-batches")[0]
     assert len(replicas) == 3
     for wanted, found in zip(replicas, planned):
         for name in wanted.keys() & NAMES:

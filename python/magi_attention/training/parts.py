@@ -46,6 +46,8 @@ def attend_by_groups(
     TypeError as calc_attn.
     """
     check_kind("bound", bound, BoundPlan, "a bound plan, of the heads of one group")
+    check_kind("x", x, torch.Tensor, "a tensor")
+    check_kind("project", project, Callable, "a function")
     check_int("num_groups", num_groups, 1)
 
     def attend(x: torch.Tensor, group: int) -> torch.Tensor:
@@ -83,6 +85,11 @@ def over_rows(
     check_kind("group", group, (dist.ProcessGroup, type(None)), "a process group, None")
     if not tensors:
         raise ValueError("tensors are none; allowed: one or more")
+    check_kind("function", function, Callable, "a function")
+    for number, tensor in enumerate(tensors):
+        check_kind(f"tensors[{number}]", tensor, torch.Tensor, "a tensor")
+        if tensor.dim() == 0:
+            raise ValueError(f"tensors[{number}] has no axis; allowed: one of rows, and others")
     axes = min(tensor.dim() for tensor in tensors)
     dim = check_int("dim", dim, -axes, axes - 1)
     count = -(-tensors[0].shape[dim] // rows)
@@ -111,11 +118,18 @@ def loss_over_rows(
     """The sum of the cross entropies of head(hidden) [rows, vocabulary] and labels [rows], which
     are shifted before, in float32 (float64 for such logits), over chunks of `rows` rows: logits of
     more are never held. Rows of the label ignore_index count nothing. group: as over_rows.
+    ValueError where head gives another shape, and ValueError or TypeError as over_rows.
     """
+    check_kind("head", head, Callable, "a function")
     check_int("ignore_index", ignore_index, -(1 << 63))
 
     def losses(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits = head(hidden)
+        if logits.shape[:1] + logits.shape[2:] != labels.shape:
+            raise ValueError(
+                f"head gives shape {list(logits.shape)}, labels {list(labels.shape)}; allowed: "
+                "[rows, vocabulary] and [rows]; try: hidden[0] and labels[0] of a batch of one"
+            )
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return cross_entropy(wide, labels, ignore_index=ignore_index, reduction="none")
 
