@@ -16,7 +16,7 @@ from magi_attention.masks import Mask
 from magi_attention.plan import Plan
 from magi_attention.training_memory import ModelShape
 
-_MOST = 1 << 16  # ranks, micro-batches
+_MOST_RANKS, _MOST = 4096, 1 << 16  # ranks, micro-batches
 _DEFAULTS = default_batch_config()
 
 
@@ -141,12 +141,7 @@ class BatchPlan:
         as prefix trees.
         """
         config = _config(num_ranks, rows_per_rank, devices_per_node, num_micro_batches, chunk_size)
-        for i, mask in enumerate(masks):
-            check_kind(f"masks[{i}]", mask, Mask, "a Mask of magi_attention.masks")
-            if mask.rows_q != mask.rows_k:
-                raise ValueError(
-                    f"masks[{i}] has {mask.rows_q} queries and {mask.rows_k} keys; allowed: equal"
-                )
+        _check_masks(masks)
         rows = [mask.rows_q for mask in masks]
         return _make(config, cost, rows, [mask.area for mask in masks], masks)
 
@@ -203,10 +198,17 @@ class BatchPlan:
         return self._handle.to_json()
 
     @staticmethod
-    def from_json(text: str) -> BatchPlan:
-        """The plan that to_json wrote, of causal samples; ValueError for other text."""
+    def from_json(text: str, masks: Sequence[Mask] = ()) -> BatchPlan:
+        """The plan that to_json wrote; ValueError for other text. masks: those of from_masks, which
+        the text has not; ValueError unless they have the rows and pairs of the samples. Without
+        them mask and plan refuse micro-batches with samples that are not causal.
+        """
         check_kind("text", text, str, "a str")
-        return BatchPlan(BatchHandle.from_json(text))
+        _check_masks(masks)
+        plan = BatchPlan(BatchHandle.from_json(text), masks)
+        for micro_batch in range(plan.num_micro_batches if plan._masks else 0):
+            plan.mask(micro_batch)  # which compares them with the samples
+        return plan
 
     def defects(self) -> str:
         """Returns what an independent check finds wrong, one line each; empty for a sound plan."""
@@ -235,14 +237,23 @@ def _config(
     chunk_size: int | None,
 ) -> BatchConfig:
     config = default_batch_config()
-    config.num_ranks = check_int("num_ranks", num_ranks, 1, _MOST)
+    config.num_ranks = check_int("num_ranks", num_ranks, 1, _MOST_RANKS)
     config.rows_per_rank = check_int("rows_per_rank", rows_per_rank, 1, MAX_ROWS)
-    config.devices_per_node = check_int("devices_per_node", devices_per_node, 0, _MOST)
+    config.devices_per_node = check_int("devices_per_node", devices_per_node, 0, _MOST_RANKS)
     if num_micro_batches is not None:
         config.num_micro_batches = check_int("num_micro_batches", num_micro_batches, 1, _MOST)
     if chunk_size is not None:
         config.chunk_size = check_int("chunk_size", chunk_size, 1, rows_per_rank)
     return config
+
+
+def _check_masks(masks: Sequence[Mask]) -> None:
+    for i, mask in enumerate(masks):
+        check_kind(f"masks[{i}]", mask, Mask, "a Mask of magi_attention.masks")
+        if mask.rows_q != mask.rows_k:
+            raise ValueError(
+                f"masks[{i}] has {mask.rows_q} queries and {mask.rows_k} keys; allowed: equal"
+            )
 
 
 def _make(
