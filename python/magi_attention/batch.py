@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -91,11 +92,11 @@ class BatchFigures(NamedTuple):
 class BatchPlan:
     """A plan of a whole batch over ranks with memory for so many rows each in a micro-batch: short
     samples stay on one rank, long ones spread over as many as pay. Pure and equal on all ranks.
-    Immutable.
+    Immutable. lengths: rows of each sample.
     """
 
-    def __init__(self, handle: BatchHandle, masks: Sequence[Mask] = ()) -> None:
-        self._handle, self._masks = handle, tuple(masks)
+    def __init__(self, handle: BatchHandle, lengths: Sequence[int], masks: Sequence[Mask]) -> None:
+        self._handle, self.lengths, self._masks = handle, tuple(lengths), tuple(masks)
         report = handle.report()
         self.num_ranks, self.chunk_size = report.num_ranks, report.chunk_size
         self.num_micro_batches = report.num_micro_batches
@@ -205,7 +206,7 @@ class BatchPlan:
         """
         check_kind("text", text, str, "a str")
         _check_masks(masks)
-        plan = BatchPlan(BatchHandle.from_json(text), masks)
+        plan = BatchPlan(BatchHandle.from_json(text), json.loads(text)["rows"], masks)
         for micro_batch in range(plan.num_micro_batches if plan._masks else 0):
             plan.mask(micro_batch)  # which compares them with the samples
         return plan
@@ -267,4 +268,4 @@ def _make(
         check_kind("cost", cost, BatchCost, "a BatchCost, or None")
         for name, value in asdict(cost).items():
             setattr(config, name, float(value))
-    return BatchPlan(BatchHandle.create(config, rows, pairs), masks)
+    return BatchPlan(BatchHandle.create(config, rows, pairs), rows, masks)

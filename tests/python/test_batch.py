@@ -51,12 +51,12 @@ def test_samples_may_be_trees():
     text = plan.to_json()
     read = BatchPlan.from_json(text, [tree, tree])
     assert read.plan(0, **_HEADS) == plan.plan(0, **_HEADS)
-    with pytest.raises(ValueError, match="pairs of sample 0 is .* unless the masks"):
+    with pytest.raises(ValueError, match=r"pairs of sample 0 is .* unless the masks"):
         BatchPlan.from_json(text).plan(0, **_HEADS)
-    with pytest.raises(ValueError, match="number of masks is 1; allowed: .* 2, one a sample"):
+    with pytest.raises(ValueError, match=r"number of masks is 1; allowed: .* 2, one a sample"):
         BatchPlan.from_json(text, [tree])
     causal = masks.from_tree([-1], [210])
-    with pytest.raises(ValueError, match="pairs of mask 1 is 22155; allowed: .* of the sample"):
+    with pytest.raises(ValueError, match=r"pairs of mask 1 is 22155; allowed: .* of the sample"):
         BatchPlan.from_json(text, [tree, causal])
 
 

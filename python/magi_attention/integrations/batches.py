@@ -38,14 +38,18 @@ from magi_attention.integrations._dealing import (
 from magi_attention.integrations._in_trainer import weighted_loss
 from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.integrations._model_plans import Heads, specs_of_layers
-from magi_attention.integrations._packed_batch import refuse_other_samples, refuse_workers
+from magi_attention.integrations._packed_batch import (
+    AVERAGES,
+    refuse_other_samples,
+    refuse_workers,
+    weights_of,
+)
 from magi_attention.integrations.trainer import MagiCollator
 from magi_attention.integrations.transformers import PLAN_KEYWORD, rows_of_rank
 from magi_attention.masks import Mask, from_cu_seqlens, from_ranges
 from magi_attention.plan import BoundPlan
 
 _IGNORED_LABEL = -100
-_AVERAGES = ("tokens", "sequences")
 
 
 def batch_plan_of(lengths: Sequence[Sequence[int]], **options: Any) -> BatchPlan:
@@ -98,7 +102,7 @@ class MagiBatchCollator(MagiCollator):
         self.rows_per_rank = check_int("rows_per_rank", rows_per_rank, 1, MAX_ROWS)
         self.num_micro_batches = check_int("num_micro_batches", num_micro_batches, 1)
         if average is not None:
-            check_choice("average", average, _AVERAGES)
+            check_choice("average", average, AVERAGES)
         self.average, self._cost, self._devices_per_node = average, cost, devices_per_node
 
     def deal(self, loader: DataLoader) -> DataLoader:
@@ -138,11 +142,8 @@ class MagiBatchCollator(MagiCollator):
         refuse_workers("the collator")
         if len(samples) == 1 and isinstance(samples[0], PlannedMicroBatch):
             return self.micro_batch(*samples[0])
-        return self.micro_batch(*self._alone(samples))
-
-    def _alone(self, samples: Sequence[Any]) -> tuple[BatchPlan, int, list[Documents]]:
         plan, documents = self.planned(samples, 1)
-        return plan, 0, documents
+        return self.micro_batch(plan, 0, documents)
 
     def micro_batch(
         self, plan: BatchPlan, micro_batch: int, samples: list[Documents]
@@ -176,15 +177,10 @@ class MagiBatchCollator(MagiCollator):
 
     def _weights(self, samples: list[Documents]) -> list[list[float]]:
         """The weight of a learned token of each document."""
-        learned = [
-            [int((one["labels"][1:] != _IGNORED_LABEL).sum()) for one in sample]
-            for sample in samples
-        ]
-        if self.average == "sequences":
-            count = sum(n > 0 for sample in learned for n in sample)
-            return [[1.0 / (n * count) if n else 0.0 for n in sample] for sample in learned]
-        total = sum(map(sum, learned))
-        return [[1.0 / max(total, 1)] * len(sample) for sample in learned]
+        documents = chain.from_iterable(samples)
+        learned = [int((one["labels"][1:] != _IGNORED_LABEL).sum()) for one in documents]
+        weights = iter(weights_of(learned, self.average or "tokens"))
+        return [[next(weights) for _ in sample] for sample in samples]
 
 
 class _Rows:
