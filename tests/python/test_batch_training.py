@@ -159,6 +159,9 @@ class TestSteps:
         batch = collator([loader.dataset[tickets[2][0]]])
         assert read == [4, 5, 6, 7]
         assert "loss_weights" not in batch and "labels" in batch
+        dataset.append({"input_ids": torch.ones(129, dtype=torch.int64)})
+        loader = collator.deal(DataLoader(dataset, 2, sampler=[3, 10], collate_fn=collator))
+        refuses(lambda: next(iter(loader)), ValueError, "sample 10 of the dataset: rows is 129")
 
     def test_one_call_takes_a_whole_step(self):
         collator = MagiBatchCollator(models.model("llama", "magi"), 64)
