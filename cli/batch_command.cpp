@@ -85,14 +85,13 @@ void compare_samples(const std::vector<BatchSample>& given, const BatchPlan& pla
   for (std::size_t i = 0; i < given.size(); ++i) {
     const auto& [rows, pairs] = plan.samples[i];
     if (given[i] == plan.samples[i]) continue;
-    throw invalid("visible pairs of sample " + std::to_string(i), given[i].pairs,
-                  std::to_string(pairs) + ", with " + counted(rows, "row") + ", as in --check");
+    throw invalid("pairs of sample " + std::to_string(i), given[i].pairs,
+                  std::to_string(pairs) + ", of " + counted(rows, "row") + ", as in --check");
   }
 }
 
 BatchPlan read_plan(const BatchFlags& flags) {
-  refuse_given(flags.config_options, "given with --check, whose plan has its own",
-               "one of the two");
+  refuse_given(flags.config_options, "given with a plan, which has its own", "one of the two");
   BatchPlan plan = batch_from_json(read_file("--check", flags.check));
   const bool is_compared = number_of_sources(flags) > 0;
   if (is_compared) compare_samples(samples_of(flags), plan);

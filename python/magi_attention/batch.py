@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from magi_attention._native.batches import BatchConfig, BatchHandle, default_batch_config
+from magi_attention._native.batches import BatchHandle, default_batch_config
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind
 from magi_attention.config import DistAttnConfig
 from magi_attention.config.library import plan_sizes, to_plan
@@ -123,28 +123,21 @@ class BatchPlan:
         ValueError naming the sample that does not fit on all ranks together, or the number of
         micro-batches that are needed.
         """
-        config = _config(num_ranks, rows_per_rank, devices_per_node, num_micro_batches, chunk_size)
         rows = [check_int(f"lengths[{i}]", n, 0, MAX_ROWS) for i, n in enumerate(lengths)]
-        return _make(config, cost, rows, [n * (n + 1) // 2 for n in rows], ())
+        return _make(
+            rows, [n * (n + 1) // 2 for n in rows], (), num_ranks=num_ranks,
+            rows_per_rank=rows_per_rank, devices_per_node=devices_per_node,
+            num_micro_batches=num_micro_batches, chunk_size=chunk_size, cost=cost,
+        )  # fmt: skip
 
     @staticmethod
-    def from_masks(
-        masks: Sequence[Mask],
-        *,
-        num_ranks: int,
-        rows_per_rank: int,
-        devices_per_node: int = 0,
-        num_micro_batches: int | None = None,
-        chunk_size: int | None = None,
-        cost: BatchCost | None = None,
-    ) -> BatchPlan:
-        """Does what from_lengths does, for samples of any masks with as many keys as queries, such
-        as prefix trees.
+    def from_masks(masks: Sequence[Mask], **options: Any) -> BatchPlan:
+        """Does what from_lengths does, whose options it takes, for samples of any masks with as
+        many keys as queries, such as prefix trees.
         """
-        config = _config(num_ranks, rows_per_rank, devices_per_node, num_micro_batches, chunk_size)
         _check_masks(masks)
         rows = [mask.rows_q for mask in masks]
-        return _make(config, cost, rows, [mask.area for mask in masks], masks)
+        return _make(rows, [mask.area for mask in masks], masks, **options)
 
     @property
     def report(self) -> BatchFigures:
@@ -230,24 +223,6 @@ class BatchPlan:
         )
 
 
-def _config(
-    num_ranks: int,
-    rows_per_rank: int,
-    devices_per_node: int,
-    num_micro_batches: int | None,
-    chunk_size: int | None,
-) -> BatchConfig:
-    config = default_batch_config()
-    config.num_ranks = check_int("num_ranks", num_ranks, 1, _MOST_RANKS)
-    config.rows_per_rank = check_int("rows_per_rank", rows_per_rank, 1, MAX_ROWS)
-    config.devices_per_node = check_int("devices_per_node", devices_per_node, 0, _MOST_RANKS)
-    if num_micro_batches is not None:
-        config.num_micro_batches = check_int("num_micro_batches", num_micro_batches, 1, _MOST)
-    if chunk_size is not None:
-        config.chunk_size = check_int("chunk_size", chunk_size, 1, rows_per_rank)
-    return config
-
-
 def _check_masks(masks: Sequence[Mask]) -> None:
     for i, mask in enumerate(masks):
         check_kind(f"masks[{i}]", mask, Mask, "a Mask of magi_attention.masks")
@@ -258,12 +233,25 @@ def _check_masks(masks: Sequence[Mask]) -> None:
 
 
 def _make(
-    config: BatchConfig,
-    cost: BatchCost | None,
     rows: list[int],
     pairs: list[int],
     masks: Sequence[Mask],
+    *,
+    num_ranks: int,
+    rows_per_rank: int,
+    devices_per_node: int = 0,
+    num_micro_batches: int | None = None,
+    chunk_size: int | None = None,
+    cost: BatchCost | None = None,
 ) -> BatchPlan:
+    config = default_batch_config()
+    config.num_ranks = check_int("num_ranks", num_ranks, 1, _MOST_RANKS)
+    config.rows_per_rank = check_int("rows_per_rank", rows_per_rank, 1, MAX_ROWS)
+    config.devices_per_node = check_int("devices_per_node", devices_per_node, 0, _MOST_RANKS)
+    if num_micro_batches is not None:
+        config.num_micro_batches = check_int("num_micro_batches", num_micro_batches, 1, _MOST)
+    if chunk_size is not None:
+        config.chunk_size = check_int("chunk_size", chunk_size, 1, rows_per_rank)
     if cost is not None:
         check_kind("cost", cost, BatchCost, "a BatchCost, or None")
         for name, value in asdict(cost).items():

@@ -55,9 +55,6 @@ def test_samples_may_be_trees():
         BatchPlan.from_json(text).plan(0, **_HEADS)
     with pytest.raises(ValueError, match=r"number of masks is 1; allowed: .* 2, one a sample"):
         BatchPlan.from_json(text, [tree])
-    causal = masks.from_tree([-1], [210])
-    with pytest.raises(ValueError, match=r"pairs of mask 1 is 22155; allowed: .* of the sample"):
-        BatchPlan.from_json(text, [tree, causal])
 
 
 def test_text_and_picture():

@@ -15,14 +15,6 @@ from magi_attention.batch import BatchPlan
 from ranks import over, refuses
 
 
-def samples_of_step() -> list[dict]:
-    """The documents of a packed batch."""
-    batch, lengths = cases.packed_batch(), list(cases.DOCUMENTS)
-    names = ("tokens", "labels", "loss_mask")
-    parts = zip(*(batch[name][0].split(lengths) for name in names), strict=True)
-    return [dict(zip(names, part, strict=True)) for part in parts]
-
-
 def plan_of(lengths=cases.DOCUMENTS) -> BatchPlan:
     sizes = dict(num_ranks=4, rows_per_rank=24, num_micro_batches=2, chunk_size=2)
     return BatchPlan.from_lengths(lengths, **sizes)
@@ -35,25 +27,20 @@ def test_micro_batches_of_a_step(group, average):
     changes = {"window_size": (5, 0)} if average == "tokens" else {}
     with cases.on_cpu():
         cases.start(4)
-        batch, samples = cases.packed_batch(), samples_of_step()
+        batch, samples = cases.packed_batch(), cases.samples_of_step()
         if average is not None:  # the sample of one row has no token that is learned
-            learned = [float(one["loss_mask"].sum()) for one in samples]
-            scale = [sum(learned)] * 4 if average == "tokens" else [3 * n or 1 for n in learned]
-            scale = torch.tensor(scale, dtype=torch.float64)
-            batch["loss_mask"] /= scale.repeat_interleave(torch.tensor(cases.DOCUMENTS))
+            rows = torch.tensor(cases.DOCUMENTS)
+            of_sequences = 3 * (rows - 1).clamp(min=1).repeat_interleave(rows)
+            batch["loss_mask"] /= (rows - 1).sum() if average == "tokens" else of_sequences
         mask = cases.hidden(window=changes.get("window_size", (None,))[0])
         wanted = cases.reference(cases.config(), batch, mask)
         model = cases.gpt(cases.config(4, **changes), True)
         total = torch.zeros((), dtype=torch.float64)
         for m in range(2):
-            local = cases.ours.prepare_micro_batch(
-                samples, plan_of(), m, model, group, average=average
-            )
-            losses = model(
-                local["tokens"], local["position_ids"], None, labels=local["labels"],
-                packed_seq_params=local["packed_seq_params"],
-            )  # fmt: skip
-            loss = (losses * local["loss_weights" if average else "loss_mask"]).sum()
+            given = samples, plan_of(), m, model, group
+            local = cases.ours.prepare_micro_batch(*given, average=average)
+            weights = local["loss_weights" if average else "loss_mask"]
+            loss = (cases.losses_of(model, local) * weights).sum()
             loss.backward()
             total += loss.detach()
         found = cases.gradients(model)
@@ -63,7 +50,7 @@ def test_micro_batches_of_a_step(group, average):
 
 
 def test_what_the_plan_does_not_fit_is_refused():
-    samples = samples_of_step()
+    samples = cases.samples_of_step()
     short = [samples[0], {**samples[1], "loss_mask": torch.ones(1)}, *samples[2:]]
     tree = masks.from_tree([-1, 0, 0], [5, 6, 6])
     of_tree = BatchPlan.from_masks([tree], num_ranks=4, rows_per_rank=24)

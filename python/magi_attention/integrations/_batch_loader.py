@@ -29,9 +29,7 @@ class GlobalBatch:
         self._made: tuple[BatchPlan, list[Documents]] | None = None
 
     def planned(self, dataset: Any, planner: Planner) -> tuple[BatchPlan, list[Documents]]:
-        """The plan, and the documents of each sample. An error names a sample by the dataset's
-        index.
-        """
+        """The plan, and documents of each sample; an error names one by the dataset's index."""
         if self._made is None:
             samples = [dataset[i] for i in self.indices]
             try:

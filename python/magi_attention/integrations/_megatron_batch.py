@@ -251,9 +251,7 @@ def prepare_micro_batch(
     return _shared_out(rows, documents, bound, heads)
 
 
-def _samples_of_plan(
-    samples: Sequence[Mapping[str, Any]], plan: BatchPlan
-) -> list[dict[str, torch.Tensor]]:
+def _samples_of_plan(samples: Sequence[Mapping[str, Any]], plan: BatchPlan) -> list[dict]:
     """Tokens, labels and loss_mask of each sample; ValueError unless they are the plan's."""
     if len(samples) != len(plan.lengths):
         raise ValueError(f"samples has {len(samples)}; allowed: {len(plan.lengths)}, as the plan")
