@@ -135,8 +135,8 @@ TEST(BatchLayout, ASampleThatIsNotCausalNeedsItsMask) {
   EXPECT_EQ(refusal_of([&] { micro_batch_mask(plan, 0); }),
             "visible pairs of sample 1 is 1630; allowed: 1830, those of a causal sample, unless "
             "the masks of all samples are given");
-  const std::vector<Mask> masks{mask_from_window({0, 7}, {0, 7}, {-1, 0}, 7, 7), tree};
-  EXPECT_EQ(area(micro_batch_mask(plan, 0, masks)), area(tree) + 28);
+  const Mask seven = mask_from_window({0, 7}, {0, 7}, {-1, 0}, 7, 7);
+  EXPECT_EQ(area(micro_batch_mask(plan, 0, std::vector{seven, tree})), area(tree) + 28);
 }
 
 }  // namespace

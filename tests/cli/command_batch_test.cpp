@@ -46,11 +46,11 @@ TEST(CommandBatch, SamplesMayBeMasks) {
 TEST(CommandBatch, AFileWithoutLengthsIsAnEmptyBatch) {
   const TemporaryFolder folder;
   folder.write("lengths", "\r\n");
-  const Outcome made = run_magi("batch --ranks 4096 --lengths-file " + folder.path("lengths") +
-                                " --picture " + folder.path("batch.svg"));
-  EXPECT_EQ(made.out.substr(0, 41), "0 samples on 4096 ranks of 16384 rows\nmic");
+  const std::string batch = "batch --ranks 4096 --lengths-file " + folder.path("lengths");
+  EXPECT_EQ(run_magi(batch + " --picture " + folder.path("batch.svg")).out.substr(0, 41),
+            "0 samples on 4096 ranks of 16384 rows\nmic");
   folder.write("lengths", "3\n4,5\n");
-  EXPECT_EQ(run_magi("batch --lengths-file " + folder.path("lengths")).err,
+  EXPECT_EQ(run_magi(batch).err,
             "magi: line 2 of --lengths-file is '4,5'; allowed: an integer from 0 to 1073741823\n");
 }
 

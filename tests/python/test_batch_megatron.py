@@ -52,14 +52,13 @@ def test_micro_batches_of_a_step(group, average):
 def test_what_the_plan_does_not_fit_is_refused():
     samples = cases.samples_of_step()
     short = [samples[0], {**samples[1], "loss_mask": torch.ones(1)}, *samples[2:]]
-    tree = masks.from_tree([-1, 0, 0], [5, 6, 6])
-    of_tree = BatchPlan.from_masks([tree], num_ranks=4, rows_per_rank=24)
+    other = BatchPlan.from_masks([masks.from_window(17, 3, 0)], num_ranks=4, rows_per_rank=24)
     for given, plan, message in (
         (samples[:3], plan_of(), "samples has 3; allowed: 4"),
         (samples, plan_of((17, 29, 1, 14)), r"samples\[1\] has tokens of .* \[30\]; .* \[29\]"),
         (short, plan_of(), r"samples\[1\] has loss_mask of shape \[1\]"),
         ([{"tokens": torch.ones(17)}], plan_of((17,)), r"samples\[0\] has tokens; .* labels"),
-        (samples[:1], of_tree, "plan has 117 visible pairs .*; allowed: 153"),
+        (samples[:1], other, "plan has 62 visible pairs .*; allowed: 153"),
     ):
         prepare = partial(cases.ours.prepare_micro_batch, given, plan, 0)
         refuses(lambda: prepare(cases.config()), ValueError, message)

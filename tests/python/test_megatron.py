@@ -129,10 +129,9 @@ def packed_batch(step: int = 0) -> dict:
 
 def samples_of_step() -> list[dict]:
     """The documents of a packed batch."""
-    batch, lengths = packed_batch(), list(DOCUMENTS)
-    names = ("tokens", "labels", "loss_mask")
-    parts = zip(*(batch[name][0].split(lengths) for name in names), strict=True)
-    return [dict(zip(names, part, strict=True)) for part in parts]
+    names, batch = ("tokens", "labels", "loss_mask"), packed_batch()
+    parts = (batch[name][0].split(DOCUMENTS) for name in names)
+    return [dict(zip(names, part, strict=True)) for part in zip(*parts, strict=True)]
 
 
 def hidden(documents=DOCUMENTS, window: int | None = None) -> torch.Tensor:
@@ -318,19 +317,8 @@ def test_several_tokens(group, size):
             whole = ours.bound_of(params.plan).undispatch(found[0])[:ROWS]
             assert torch.equal(whole, wanted) and abs(total * size - wanted.sum()) < 1e-9
         MTPLossAutoScaler.set_loss_scale(torch.ones(1))
-        results = []
-        for place, given in ((None, batch), (group, batch)):
-            model = gpt(config(size if place is group else 1, **settings), True)
-            model.train()
-            local = ours.prepare_batch(given, model, place)
-            losses = losses_of(model, local)
-            loss = (losses * local["loss_mask"]).sum()
-            loss.backward()
-            found = gradients(model)
-            if place is group:
-                sum_over(group, *found.values())
-            results.append(found)
-        close(results[1], results[0])
+        wanted = shared_out(None, config(**settings), batch)[1]
+        close(shared_out(group, config(size, **settings), batch)[1], wanted)
 
 
 @ON_ALL
