@@ -4,6 +4,7 @@
 #include <chrono>
 #include <iostream>
 #include <memory>
+#include <sstream>
 
 #include "base/check.hpp"
 #include "base/words.hpp"
@@ -19,7 +20,7 @@
 namespace magi::cli {
 namespace {
 
-constexpr Bounds kRanks{1, 1 << 16};
+constexpr Bounds kRanks{1, 4096};
 
 struct BatchFlags {
   std::vector<std::int32_t> lengths;
@@ -27,6 +28,7 @@ struct BatchFlags {
   std::string masks;
   std::string check;
   BatchConfig config{.num_ranks = 8, .devices_per_node = 8};
+  std::vector<const CLI::Option*> config_options;
   std::string out;
   std::string picture;
   bool is_json = false;
@@ -41,19 +43,32 @@ BatchSample sample_of(const std::string& path) {
   return {mask.rows_q, area(mask)};
 }
 
+/// Lines of one length each; blank ones and the ends of Windows' lines say nothing.
+std::vector<std::int32_t> read_lengths(const std::string& path) {
+  std::istringstream text(read_file("--lengths-file", path));
+  std::vector<std::int32_t> lengths;
+  std::string line;
+  for (int number = 1; std::getline(text, line); ++number) {
+    line.erase(line.find_last_not_of(" \t\r") + 1);
+    if (line.empty()) continue;
+    const std::string name = "line " + std::to_string(number) + " of --lengths-file";
+    lengths.push_back(static_cast<std::int32_t>(parse_int(name, line, {0, kMaxRows})));
+  }
+  return lengths;
+}
+
+int number_of_sources(const BatchFlags& flags) {
+  return !flags.lengths.empty() + !flags.lengths_file.empty() + !flags.masks.empty();
+}
+
 std::vector<BatchSample> samples_of(const BatchFlags& flags) {
-  const int sources = !flags.lengths.empty() + !flags.lengths_file.empty() + !flags.masks.empty();
+  const int sources = number_of_sources(flags);
   if (sources != 1) {
     throw invalid("source of samples", sources == 0 ? "missing" : "given twice",
                   "one of --lengths, --lengths-file, --masks, --check");
   }
   std::vector<std::int32_t> lengths = flags.lengths;
-  if (!flags.lengths_file.empty()) {
-    std::string text = read_file("--lengths-file", flags.lengths_file);
-    if (text.ends_with('\n')) text.pop_back();
-    std::ranges::replace(text, '\n', ',');
-    lengths = parse_ints("--lengths-file", text, {0, kMaxRows});
-  }
+  if (!flags.lengths_file.empty()) lengths = read_lengths(flags.lengths_file);
   std::vector<BatchSample> samples;
   for (const std::int32_t length : lengths) samples.push_back(causal_sample(length));
   if (flags.masks.empty()) return samples;
@@ -61,9 +76,29 @@ std::vector<BatchSample> samples_of(const BatchFlags& flags) {
   return samples;
 }
 
-BatchPlan read_plan(const std::string& path) {
-  BatchPlan plan = batch_from_json(read_file("--check", path));
-  std::cerr << "sound\n";
+/// Refuses samples that are not those of the plan.
+void compare_samples(const std::vector<BatchSample>& given, const BatchPlan& plan) {
+  if (given.size() != plan.samples.size()) {
+    throw invalid("number of samples", given.size(),
+                  std::to_string(plan.samples.size()) + ", those of --check");
+  }
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const auto& [rows, pairs] = plan.samples[i];
+    if (given[i] == plan.samples[i]) continue;
+    throw invalid("pairs of sample " + std::to_string(i), given[i].pairs,
+                  std::to_string(pairs) + ", of " + counted(rows, "row") + ", as in --check");
+  }
+}
+
+BatchPlan read_plan(const BatchFlags& flags) {
+  refuse_given(flags.config_options, "given with a plan, which has its own", "one of the two");
+  BatchPlan plan = batch_from_json(read_file("--check", flags.check));
+  const bool is_compared = number_of_sources(flags) > 0;
+  if (is_compared) compare_samples(samples_of(flags), plan);
+  const bool is_causal = std::ranges::all_of(
+      plan.samples, [](const BatchSample& one) { return one == causal_sample(one.rows); });
+  std::cerr << (is_compared || is_causal ? "sound\n"
+                                         : "sound; samples that are not causal need masks\n");
   return plan;
 }
 
@@ -111,7 +146,7 @@ void write_report(const BatchPlan& plan) {
 }
 
 Exit run_batch(const BatchFlags& flags) {
-  const BatchPlan plan = flags.check.empty() ? make_plan(flags) : read_plan(flags.check);
+  const BatchPlan plan = flags.check.empty() ? make_plan(flags) : read_plan(flags);
   if (!flags.out.empty()) write_file("--out", flags.out, batch_to_json(plan));
   if (!flags.picture.empty()) {
     write_file("--picture", flags.picture, draw::batch_picture(plan, "Batch"));
@@ -142,6 +177,19 @@ void add_cost_flags(CLI::App& app, BatchCost& cost) {
   add("--network-bytes-per-second", cost.network_bytes_per_second, "and between nodes");
 }
 
+void add_config_flags(CLI::App& app, BatchConfig& config) {
+  add_int(app, "--ranks", config.num_ranks, kRanks, "ranks (default 8)");
+  add_int(app, "--rows-per-rank", config.rows_per_rank, {1, kMaxRows},
+          "rows that a rank has memory for in a micro-batch (default 16384)");
+  add_int(app, "--devices-per-node", config.devices_per_node, {0, kRanks.high},
+          "ranks of a node; 0: one holds all (default 8)");
+  add_int(app, "--micro-batches", config.num_micro_batches, {0, 1 << 16},
+          "number of them; 0: that of the shortest step (default 0)");
+  add_int(app, "--chunk", config.chunk_size, {0, kMaxRows},
+          "rows that samples are cut at multiples of; 0: a 256th of a rank's, 64 at most");
+  add_cost_flags(app, config.cost);
+}
+
 }  // namespace
 
 Command add_batch_command(CLI::App& parent) {
@@ -158,18 +206,9 @@ Command add_batch_command(CLI::App& parent) {
       ->type_name("N,...");
   add_path(*app, "--lengths-file", "FILE", flags->lengths_file, "the same, one a line");
   add_path(*app, "--masks", "FILE,...", flags->masks, "masks as JSON, one a sample, such as trees");
-  add_path(*app, "--check", "FILE", flags->check, "read and check a plan of --out instead");
-  BatchConfig& config = flags->config;
-  add_int(*app, "--ranks", config.num_ranks, kRanks, "ranks (default 8)");
-  add_int(*app, "--rows-per-rank", config.rows_per_rank, {1, kMaxRows},
-          "rows that a rank has memory for in a micro-batch (default 16384)");
-  add_int(*app, "--devices-per-node", config.devices_per_node, {0, kRanks.high},
-          "ranks of a node; 0: one holds all (default 8)");
-  add_int(*app, "--micro-batches", config.num_micro_batches, {0, kRanks.high},
-          "number of them; 0: that of the shortest step (default 0)");
-  add_int(*app, "--chunk", config.chunk_size, {0, kMaxRows},
-          "rows that samples are cut at multiples of; 0: a 256th of a rank's, 64 at most");
-  add_cost_flags(*app, config.cost);
+  add_path(*app, "--check", "FILE", flags->check,
+           "read and check a plan of --out instead; its samples, where given");
+  flags->config_options = options_of(*app, [&] { add_config_flags(*app, flags->config); });
   add_path(*app, "--out", "FILE", flags->out, "write the plan as JSON");
   add_path(*app, "--picture", "FILE", flags->picture, "write a picture, SVG");
   app->add_flag("--json", flags->is_json, "print the plan as JSON instead of the report");

@@ -3,14 +3,16 @@
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <tuple>
 
 #include "bench/plan/batch_draws.hpp"
 #include "bench/plan/batch_schemes.hpp"
 #include "simulate/sweep.hpp"
 
 // Steps of batches of 8 samples a rank on 8 to 1,024 ranks in nodes of 8, 20 on up to 64 ranks and
-// fewer on more: a table on standard output, and a picture with --out.
-// batch_growth [--out FILE] [--draws bench/data/document_draws.json]
+// fewer on more: a table on standard output, and with --out pictures of the time, FILE, and of
+// bytes by link class, beside it. batch_growth [--out FILE] [--draws
+// bench/data/document_draws.json]
 namespace magi::bench {
 namespace {
 
@@ -66,8 +68,15 @@ void run(const Options& options) {
     for (const auto& [scheme, mean] : means) rows.push_back(row_of(scheme, ranks, mean));
   }
   if (options.out.empty()) return;
-  std::ofstream(options.out) << cli::curve_picture(rows, cli::Curve::StepTime,
-                                                   "Batches of 8 samples a rank");
+  using cli::Curve;
+  const std::string stem = options.out.substr(0, options.out.rfind(".svg"));
+  for (const auto& [curve, name, what] :
+       {std::tuple{Curve::StepTime, ".svg", ""},
+        std::tuple{Curve::NodeBytes, "-node.svg", ": what ranks wait for"},
+        std::tuple{Curve::NetworkBytes, "-network.svg", ": what ranks wait for"}}) {
+    std::ofstream(stem + name) << cli::curve_picture(
+        rows, curve, std::string("Batches of 8 samples a rank") + what);
+  }
 }
 
 }  // namespace

@@ -199,9 +199,9 @@ const char* what_of(Curve curve) {
     case Curve::StepTime:
       return "predicted forward and backward";
     case Curve::NetworkBytes:
-      return "bytes that a rank sends to other nodes, forward and backward";
+      return "bytes of a rank between nodes, forward and backward";
     case Curve::NodeBytes:
-      return "bytes that a rank sends inside its node, forward and backward";
+      return "bytes of a rank inside its node, forward and backward";
   }
   return "";
 }

@@ -104,7 +104,8 @@ struct PackedMicroBatch {
 PackedMicroBatch pack_micro_batch(const BatchPlan& plan, std::int32_t micro_batch);
 
 /// The mask of the packed sequence. `masks`: of each sample of the batch, or none, where all are
-/// causal. Throws InvalidArgument for masks that are not of the samples.
+/// causal. Throws InvalidArgument for masks whose rows or pairs are not those of the samples, and
+/// for none where a sample's pairs are not those of a causal one.
 Mask micro_batch_mask(const BatchPlan& plan, std::int32_t micro_batch,
                       std::span<const Mask> masks = {});
 

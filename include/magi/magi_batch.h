@@ -52,7 +52,8 @@ MAGI_API magi_status magi_batch_parts(const magi_batch* batch, magi_buffer** par
 /* int32 [samples, 2]: sample, and its first row in the packed sequence of a micro-batch. */
 MAGI_API magi_status magi_batch_packed(const magi_batch* batch, int32_t micro_batch,
                                        magi_buffer** samples);
-/* Of a packed sequence. masks [num_masks]: of all samples of the batch; none: causal. */
+/* Of a packed sequence. masks [num_masks]: of all samples of the batch; none where
+ * all are causal. */
 MAGI_API magi_status magi_batch_mask(const magi_batch* batch, int32_t micro_batch,
                                      const magi_mask* const* masks, int64_t num_masks,
                                      magi_mask** mask);

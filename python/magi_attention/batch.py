@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from magi_attention._native.batches import BatchConfig, BatchHandle, default_batch_config
+from magi_attention._native.batches import BatchHandle, default_batch_config
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind
 from magi_attention.config import DistAttnConfig
 from magi_attention.config.library import plan_sizes, to_plan
@@ -16,7 +17,7 @@ from magi_attention.masks import Mask
 from magi_attention.plan import Plan
 from magi_attention.training_memory import ModelShape
 
-_MOST = 1 << 16  # ranks, micro-batches
+_MOST_RANKS, _MOST = 4096, 1 << 16  # ranks, micro-batches
 _DEFAULTS = default_batch_config()
 
 
@@ -91,11 +92,11 @@ class BatchFigures(NamedTuple):
 class BatchPlan:
     """A plan of a whole batch over ranks with memory for so many rows each in a micro-batch: short
     samples stay on one rank, long ones spread over as many as pay. Pure and equal on all ranks.
-    Immutable.
+    Immutable. lengths: rows of each sample.
     """
 
-    def __init__(self, handle: BatchHandle, masks: Sequence[Mask] = ()) -> None:
-        self._handle, self._masks = handle, tuple(masks)
+    def __init__(self, handle: BatchHandle, lengths: Sequence[int], masks: Sequence[Mask]) -> None:
+        self._handle, self.lengths, self._masks = handle, tuple(lengths), tuple(masks)
         report = handle.report()
         self.num_ranks, self.chunk_size = report.num_ranks, report.chunk_size
         self.num_micro_batches = report.num_micro_batches
@@ -122,33 +123,21 @@ class BatchPlan:
         ValueError naming the sample that does not fit on all ranks together, or the number of
         micro-batches that are needed.
         """
-        config = _config(num_ranks, rows_per_rank, devices_per_node, num_micro_batches, chunk_size)
         rows = [check_int(f"lengths[{i}]", n, 0, MAX_ROWS) for i, n in enumerate(lengths)]
-        return _make(config, cost, rows, [n * (n + 1) // 2 for n in rows], ())
+        return _make(
+            rows, [n * (n + 1) // 2 for n in rows], (), num_ranks=num_ranks,
+            rows_per_rank=rows_per_rank, devices_per_node=devices_per_node,
+            num_micro_batches=num_micro_batches, chunk_size=chunk_size, cost=cost,
+        )  # fmt: skip
 
     @staticmethod
-    def from_masks(
-        masks: Sequence[Mask],
-        *,
-        num_ranks: int,
-        rows_per_rank: int,
-        devices_per_node: int = 0,
-        num_micro_batches: int | None = None,
-        chunk_size: int | None = None,
-        cost: BatchCost | None = None,
-    ) -> BatchPlan:
-        """Does what from_lengths does, for samples of any masks with as many keys as queries, such
-        as prefix trees.
+    def from_masks(masks: Sequence[Mask], **options: Any) -> BatchPlan:
+        """Does what from_lengths does, whose options it takes, for samples of any masks with as
+        many keys as queries, such as prefix trees.
         """
-        config = _config(num_ranks, rows_per_rank, devices_per_node, num_micro_batches, chunk_size)
-        for i, mask in enumerate(masks):
-            check_kind(f"masks[{i}]", mask, Mask, "a Mask of magi_attention.masks")
-            if mask.rows_q != mask.rows_k:
-                raise ValueError(
-                    f"masks[{i}] has {mask.rows_q} queries and {mask.rows_k} keys; allowed: equal"
-                )
+        _check_masks(masks)
         rows = [mask.rows_q for mask in masks]
-        return _make(config, cost, rows, [mask.area for mask in masks], masks)
+        return _make(rows, [mask.area for mask in masks], masks, **options)
 
     @property
     def report(self) -> BatchFigures:
@@ -203,10 +192,17 @@ class BatchPlan:
         return self._handle.to_json()
 
     @staticmethod
-    def from_json(text: str) -> BatchPlan:
-        """The plan that to_json wrote, of causal samples; ValueError for other text."""
+    def from_json(text: str, masks: Sequence[Mask] = ()) -> BatchPlan:
+        """The plan that to_json wrote; ValueError for other text. masks: those of from_masks, which
+        the text has not; ValueError unless they have the rows and pairs of the samples. Without
+        them mask and plan refuse micro-batches with samples that are not causal.
+        """
         check_kind("text", text, str, "a str")
-        return BatchPlan(BatchHandle.from_json(text))
+        _check_masks(masks)
+        plan = BatchPlan(BatchHandle.from_json(text), json.loads(text)["rows"], masks)
+        for micro_batch in range(plan.num_micro_batches if plan._masks else 0):
+            plan.mask(micro_batch)  # which compares them with the samples
+        return plan
 
     def defects(self) -> str:
         """Returns what an independent check finds wrong, one line each; empty for a sound plan."""
@@ -227,33 +223,37 @@ class BatchPlan:
         )
 
 
-def _config(
+def _check_masks(masks: Sequence[Mask]) -> None:
+    for i, mask in enumerate(masks):
+        check_kind(f"masks[{i}]", mask, Mask, "a Mask of magi_attention.masks")
+        if mask.rows_q != mask.rows_k:
+            raise ValueError(
+                f"masks[{i}] has {mask.rows_q} queries and {mask.rows_k} keys; allowed: equal"
+            )
+
+
+def _make(
+    rows: list[int],
+    pairs: list[int],
+    masks: Sequence[Mask],
+    *,
     num_ranks: int,
     rows_per_rank: int,
-    devices_per_node: int,
-    num_micro_batches: int | None,
-    chunk_size: int | None,
-) -> BatchConfig:
+    devices_per_node: int = 0,
+    num_micro_batches: int | None = None,
+    chunk_size: int | None = None,
+    cost: BatchCost | None = None,
+) -> BatchPlan:
     config = default_batch_config()
-    config.num_ranks = check_int("num_ranks", num_ranks, 1, _MOST)
+    config.num_ranks = check_int("num_ranks", num_ranks, 1, _MOST_RANKS)
     config.rows_per_rank = check_int("rows_per_rank", rows_per_rank, 1, MAX_ROWS)
-    config.devices_per_node = check_int("devices_per_node", devices_per_node, 0, _MOST)
+    config.devices_per_node = check_int("devices_per_node", devices_per_node, 0, _MOST_RANKS)
     if num_micro_batches is not None:
         config.num_micro_batches = check_int("num_micro_batches", num_micro_batches, 1, _MOST)
     if chunk_size is not None:
         config.chunk_size = check_int("chunk_size", chunk_size, 1, rows_per_rank)
-    return config
-
-
-def _make(
-    config: BatchConfig,
-    cost: BatchCost | None,
-    rows: list[int],
-    pairs: list[int],
-    masks: Sequence[Mask],
-) -> BatchPlan:
     if cost is not None:
         check_kind("cost", cost, BatchCost, "a BatchCost, or None")
         for name, value in asdict(cost).items():
             setattr(config, name, float(value))
-    return BatchPlan(BatchHandle.create(config, rows, pairs), masks)
+    return BatchPlan(BatchHandle.create(config, rows, pairs), rows, masks)

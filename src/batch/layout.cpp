@@ -138,8 +138,15 @@ void place_sample(const BatchPlan& plan, std::span<const BatchPart> sample,
 void append_mask(const BatchPlan& plan, const PackedSample& packed, std::span<const Mask> masks,
                  Mask& result) {
   const auto index = static_cast<std::size_t>(packed.sample);
-  const std::int32_t rows = plan.samples[index].rows;
+  const auto [rows, pairs] = plan.samples[index];
   if (masks.empty()) {
+    const std::int64_t causal = causal_sample(rows).pairs;
+    if (pairs != causal) {
+      throw invalid("visible pairs of sample " + std::to_string(index), pairs,
+                    std::to_string(causal) +
+                        ", those of a causal sample, unless the masks of all "
+                        "samples are given");
+    }
     const Range range{packed.begin, packed.begin + rows};
     result.slices.push_back(band_slice(range, range, MaskType::Causal));
     return;
@@ -148,6 +155,10 @@ void append_mask(const BatchPlan& plan, const PackedSample& packed, std::span<co
   if (mask.rows_q != rows || mask.rows_k != rows) {
     throw invalid("rows of mask " + std::to_string(index), mask.rows_q,
                   std::to_string(rows) + ", as many queries as keys, as the sample has");
+  }
+  if (const std::int64_t visible = area(mask); visible != pairs) {
+    throw invalid("visible pairs of mask " + std::to_string(index), visible,
+                  std::to_string(pairs) + ", those of the sample");
   }
   for (const BandSlice& slice : mask.slices) {
     result.slices.push_back(shift(slice, packed.begin, packed.begin));

@@ -6,11 +6,11 @@
 
 #include "base/check.hpp"
 #include "base/math.hpp"
+#include "plan/value/config.hpp"
 
 namespace magi::batch {
 namespace {
 
-constexpr std::int32_t kMostRanks = 1 << 16;
 constexpr std::int32_t kMostMicroBatches = 1 << 16;
 constexpr double kMostSeconds = 4e6;  // of all ranks together: ticks stay below 2^62
 
@@ -27,9 +27,9 @@ void require_number(const char* name, double value, bool is_zero_allowed) {
 }
 
 void validate(const BatchConfig& config) {
-  require_between("num_ranks", config.num_ranks, 1, kMostRanks);
+  require_between("num_ranks", config.num_ranks, 1, planner::kMaxRanks);
   require_between("rows_per_rank", config.rows_per_rank, 1, kMaxRows);
-  require_between("devices_per_node", config.devices_per_node, 0, kMostRanks);
+  require_between("devices_per_node", config.devices_per_node, 0, planner::kMaxRanks);
   require_between("num_micro_batches", config.num_micro_batches, 0, kMostMicroBatches);
   require_between("chunk_size", config.chunk_size, 1, config.rows_per_rank);
   require_between("rows_per_rank of all ranks",
@@ -45,7 +45,8 @@ void validate(const BatchConfig& config) {
 void validate(const BatchSample& sample, std::size_t index, const BatchConfig& config) {
   const std::string name = "sample " + std::to_string(index);
   require_between((name + ": rows").c_str(), sample.rows, 0, kMaxRows);
-  require_between((name + ": pairs").c_str(), sample.pairs, 0, std::int64_t{1} << 60);
+  require_between((name + ": pairs").c_str(), sample.pairs, 0,
+                  std::int64_t{sample.rows} * sample.rows);
   const std::int64_t room = std::int64_t{chunks_per_rank(config)} * config.chunk_size;
   const std::int64_t padded = align_up<std::int64_t>(sample.rows, config.chunk_size);
   if (padded > room * config.num_ranks) {
@@ -74,7 +75,7 @@ void require_bounded(double ticks) {
 std::int64_t least_ranks(const Work& work, Ticks fetch, Ticks limit, const BatchConfig& config) {
   const std::int64_t ranks = ceil_div<std::int64_t>(work.rows, config.rows_per_rank);
   if (work.ticks <= limit) return ranks;
-  if (fetch >= limit) return kMostRanks + 1;
+  if (fetch >= limit) return planner::kMaxRanks + 1;
   return std::max(ranks, ceil_div(work.ticks - fetch, limit - fetch));
 }
 

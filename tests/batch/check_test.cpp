@@ -60,7 +60,7 @@ TEST(CheckBatch, EveryMutantIsRefusedBySentence) {
   EXPECT_EQ(first_problem([](P p) { p.report.step_seconds *= 1.5; }),
             "the report has other figures than the parts");
   EXPECT_EQ(first_problem([](P p) { p.config.num_ranks = 0; }),
-            "num_ranks is 0; allowed: 1 to 65536");
+            "num_ranks is 0; allowed: 1 to 4096");
 }
 
 TEST(BatchJson, IsReadBackAndRefusesOtherTexts) {

@@ -113,13 +113,30 @@ TEST(BatchLayout, MasksOfOtherSamplesAreRefused) {
   const std::vector<Mask> one{{5, 5, {}}};
   EXPECT_EQ(refusal_of([&] { micro_batch_mask(plan, 0, one); }),
             "number of masks is 1; allowed: 0 (causal), or 2, one a sample");
-  const std::vector<Mask> two{{5, 5, {}}, {8, 8, {}}};
-  EXPECT_EQ(refusal_of([&] { micro_batch_mask(plan, 0, two); }),
+  const Mask five = mask_from_window({0, 5}, {0, 5}, {-1, 0}, 5, 5);
+  EXPECT_EQ(refusal_of([&] {
+              micro_batch_mask(plan, 0, std::vector{five, Mask{8, 8, {}}});
+            }),
             "rows of mask 1 is 8; allowed: 9, as many queries as keys, as the sample has");
+  EXPECT_EQ(refusal_of([&] {
+              micro_batch_mask(plan, 0, std::vector{five, Mask{9, 9, {}}});
+            }),
+            "visible pairs of mask 1 is 0; allowed: 45, those of the sample");
   EXPECT_EQ(refusal_of([&] { pack_micro_batch(plan, 1); }),
             "micro_batch is 1; allowed: 0 or more, below their number, 1");
   EXPECT_EQ(refusal_of([&] { micro_batch_placement(plan, 0, one[0]); }).substr(0, 41),
             "rows of the micro-batch's mask is 5; allo");
+}
+
+TEST(BatchLayout, ASampleThatIsNotCausalNeedsItsMask) {
+  const Mask tree = mask_prefix_tree(std::vector<PrefixTreeNode>{{-1, 30}, {0, 20}, {0, 10}});
+  const std::vector<BatchSample> samples{causal_sample(7), {60, area(tree)}};
+  const BatchPlan plan = batch_from_json(batch_to_json(plan_batch(samples, {})));
+  EXPECT_EQ(refusal_of([&] { micro_batch_mask(plan, 0); }),
+            "visible pairs of sample 1 is 1630; allowed: 1830, those of a causal sample, unless "
+            "the masks of all samples are given");
+  const Mask seven = mask_from_window({0, 7}, {0, 7}, {-1, 0}, 7, 7);
+  EXPECT_EQ(area(micro_batch_mask(plan, 0, std::vector{seven, tree})), area(tree) + 28);
 }
 
 }  // namespace

@@ -179,9 +179,9 @@ TEST(Batch, WhatDoesNotFitIsNamedWithWhatItNeeds) {
 
 TEST(Batch, BadConfigsAreRefused) {
   const auto refused = [](BatchConfig config) { return refusal({10}, config); };
-  EXPECT_EQ(refused({.num_ranks = 0}), "num_ranks is 0; allowed: 1 to 65536");
+  EXPECT_EQ(refused({.num_ranks = 0}), "num_ranks is 0; allowed: 1 to 4096");
   EXPECT_EQ(refused({.rows_per_rank = 0}), "rows_per_rank is 0; allowed: 1 to 1073741823");
-  EXPECT_EQ(refused({.devices_per_node = -1}), "devices_per_node is -1; allowed: 0 to 65536");
+  EXPECT_EQ(refused({.devices_per_node = -1}), "devices_per_node is -1; allowed: 0 to 4096");
   EXPECT_EQ(refused({.num_micro_batches = -1}), "num_micro_batches is -1; allowed: 0 to 65536");
   EXPECT_EQ(refused({.rows_per_rank = 8, .chunk_size = 9}), "chunk_size is 9; allowed: 1 to 8");
   EXPECT_EQ(refused({.cost = {.bytes_per_second = 0.0}}),

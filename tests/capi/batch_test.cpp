@@ -59,7 +59,7 @@ TEST(BatchAbi, SamplesWithoutPairsAreCausalAndErrorsAreSentences) {
   EXPECT_EQ(magi_batch_create(&config, nullptr, nullptr, 1, &none), MAGI_INVALID_ARGUMENT);
   config.num_ranks = 0;
   EXPECT_EQ(magi_batch_create(&config, &rows, nullptr, 1, &none), MAGI_INVALID_ARGUMENT);
-  EXPECT_STREQ(magi_last_error_message(), "num_ranks is 0; allowed: 1 to 65536");
+  EXPECT_STREQ(magi_last_error_message(), "num_ranks is 0; allowed: 1 to 4096");
   magi_batch_report report{};
   report.struct_size = sizeof(report);
   ASSERT_EQ(magi_batch_get_report(batch.get(), &report), MAGI_OK);

@@ -46,8 +46,14 @@ def test_a_micro_batch_is_a_plan_over_all_ranks():
 def test_samples_may_be_trees():
     tree = masks.from_tree([-1, 0, 0], [100, 50, 60])
     plan = BatchPlan.from_masks([tree, tree], num_ranks=2, rows_per_rank=256)
-    assert plan.num_micro_batches == 1
-    assert plan.mask(0).area == 2 * tree.area
+    assert plan.num_micro_batches == 1 and plan.mask(0).area == 2 * tree.area
+    text = plan.to_json()
+    read = BatchPlan.from_json(text, [tree, tree])
+    assert read.plan(0, **_HEADS) == plan.plan(0, **_HEADS)
+    with pytest.raises(ValueError, match=r"pairs of sample 0 is .* unless the masks"):
+        BatchPlan.from_json(text).plan(0, **_HEADS)
+    with pytest.raises(ValueError, match=r"number of masks is 1; allowed: .* 2, one a sample"):
+        BatchPlan.from_json(text, [tree])
 
 
 def test_text_and_picture():
@@ -67,18 +73,15 @@ def test_costs_of_a_model_are_those_of_qwen3_8b():
         assert getattr(cost, name) == pytest.approx(getattr(default, name), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_what_cannot_be_is_refused():
+    for options, message in (
         ({"num_micro_batches": 1}, "num_micro_batches is 1; allowed: 0 .* or 2 or more"),
         ({"num_micro_batches": 0}, "num_micro_batches is 0"),
         ({"chunk_size": 300}, "chunk_size is 300"),
         ({"cost": BatchCost(bytes_per_second=0)}, "cost.bytes_per_second is 0"),
-    ],
-)
-def test_what_cannot_be_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        _plan(**options)
+    ):
+        with pytest.raises(ValueError, match=message):
+            _plan(**options)
 
 
 def test_a_sample_that_fits_nowhere_is_named():

@@ -141,6 +141,8 @@ class TestSteps:
     """The loader of a step's micro-batches."""
 
     def test_has_the_samples_of_the_steps_and_skips_for_nothing(self):
+        from accelerate import skip_first_batches
+
         collator = MagiBatchCollator(models.model("llama", "magi"), 64, num_micro_batches=2)
         read = []
 
@@ -159,6 +161,13 @@ class TestSteps:
         batch = collator([loader.dataset[tickets[2][0]]])
         assert read == [4, 5, 6, 7]
         assert "loss_weights" not in batch and "labels" in batch
+        read.clear()
+        loaders = skip_first_batches(loader, 3), loader
+        later, whole = ([one["input_ids"].tolist() for one in each] for each in loaders)
+        assert later == whole[3:] and read == [*range(4, 10), *range(10)]
+        dataset.append({"input_ids": torch.ones(129, dtype=torch.int64)})
+        loader = collator.deal(DataLoader(dataset, 2, sampler=[3, 10], collate_fn=collator))
+        refuses(lambda: next(iter(loader)), ValueError, "sample 10 of the dataset: rows is 129")
 
     def test_one_call_takes_a_whole_step(self):
         collator = MagiBatchCollator(models.model("llama", "magi"), 64)

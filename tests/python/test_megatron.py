@@ -127,6 +127,13 @@ def packed_batch(step: int = 0) -> dict:
     }  # fmt: skip
 
 
+def samples_of_step() -> list[dict]:
+    """The documents of a packed batch."""
+    names, batch = ("tokens", "labels", "loss_mask"), packed_batch()
+    parts = (batch[name][0].split(DOCUMENTS) for name in names)
+    return [dict(zip(names, part, strict=True)) for part in zip(*parts, strict=True)]
+
+
 def hidden(documents=DOCUMENTS, window: int | None = None) -> torch.Tensor:
     """bool [1, 1, rows, rows] of packed causal documents, True: hidden."""
     of = torch.repeat_interleave(torch.arange(len(documents)), torch.tensor(documents))
@@ -135,6 +142,14 @@ def hidden(documents=DOCUMENTS, window: int | None = None) -> torch.Tensor:
     if window is not None:
         visible &= row >= row[:, None] - window
     return ~visible[None, None]
+
+
+def losses_of(model, local: dict) -> torch.Tensor:
+    """[1, rows]: of this rank's rows of a batch."""
+    return model(
+        local["tokens"], local["position_ids"], None, labels=local["labels"],
+        loss_mask=local["loss_mask"], packed_seq_params=local["packed_seq_params"],
+    )  # fmt: skip
 
 
 def gradients(model) -> dict[str, torch.Tensor]:
@@ -168,10 +183,7 @@ def shared_out(group, settings, batch, embedding="rope"):
     model = gpt(settings, True, embedding)
     local = ours.prepare_batch(batch, model, group)
     assert local["attention_mask"] is None
-    losses = model(
-        local["tokens"], local["position_ids"], None, labels=local["labels"],
-        packed_seq_params=local["packed_seq_params"],
-    )  # fmt: skip
+    losses = losses_of(model, local)
     loss = (losses * local["loss_mask"]).sum()
     loss.backward()
     total, found = loss.detach().clone(), gradients(model)
@@ -261,10 +273,7 @@ def test_training(group):
             losses = alone(batch["tokens"], batch["position_ids"], hidden(), labels=batch["labels"])
             wanted = (losses * batch["loss_mask"]).sum() / tokens
             local = ours.prepare_batch(batch, model, cp_group)
-            losses = model(
-                local["tokens"], local["position_ids"], None, labels=local["labels"],
-                packed_seq_params=local["packed_seq_params"],
-            )  # fmt: skip
+            losses = losses_of(model, local)
             found = (losses * local["loss_mask"]).sum() / tokens
             for optimizer, loss in zip(optimizers, (wanted, found)):
                 optimizer.zero_grad()
@@ -308,22 +317,8 @@ def test_several_tokens(group, size):
             whole = ours.bound_of(params.plan).undispatch(found[0])[:ROWS]
             assert torch.equal(whole, wanted) and abs(total * size - wanted.sum()) < 1e-9
         MTPLossAutoScaler.set_loss_scale(torch.ones(1))
-        results = []
-        for place, given in ((None, batch), (group, batch)):
-            model = gpt(config(size if place is group else 1, **settings), True)
-            model.train()
-            local = ours.prepare_batch(given, model, place)
-            losses = model(
-                local["tokens"], local["position_ids"], None, labels=local["labels"],
-                loss_mask=local["loss_mask"], packed_seq_params=local["packed_seq_params"],
-            )  # fmt: skip
-            loss = (losses * local["loss_mask"]).sum()
-            loss.backward()
-            found = gradients(model)
-            if place is group:
-                sum_over(group, *found.values())
-            results.append(found)
-        close(results[1], results[0])
+        wanted = shared_out(None, config(**settings), batch)[1]
+        close(shared_out(group, config(size, **settings), batch)[1], wanted)
 
 
 @ON_ALL
@@ -419,14 +414,17 @@ def test_without_a_group(group):
 
 @ON_ALL
 def test_example(group):
-    """That of the docs runs as it stands, of a config, a batch and a group."""
-    (code,) = (code for code in blocks("docs/integrations.md") if "megatron" in code)
+    """Those of the docs run as they stand, of a config, a batch and a group."""
+    code, of_batches = (code for code in blocks("docs/integrations.md") if "megatron" in code)
     with on_cpu():
         group = start(2)
         single = dict(params_dtype=torch.float32, pipeline_dtype=torch.float32)
         shown = {"config": config(2, **single), "batch": packed_batch(), "cp_group": group}
         exec(code, shown)
         assert shown["loss"].isfinite() and shown["local"]["tokens"].shape == (1, ROWS // 2)
+        shown |= {"samples": samples_of_step(), "num_microbatches": 2}
+        exec(of_batches, shown)
+        assert shown["local"]["loss_weights"].shape == shown["losses"].shape
 
 
 @ON_ALL

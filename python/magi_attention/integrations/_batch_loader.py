@@ -5,6 +5,7 @@ order.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -28,10 +29,17 @@ class GlobalBatch:
         self._made: tuple[BatchPlan, list[Documents]] | None = None
 
     def planned(self, dataset: Any, planner: Planner) -> tuple[BatchPlan, list[Documents]]:
-        """The plan, and the documents of each sample."""
+        """The plan, and documents of each sample; an error names one by the dataset's index."""
         if self._made is None:
             samples = [dataset[i] for i in self.indices]
-            self._made = planner(samples, self.num_micro_batches)
+            try:
+                self._made = planner(samples, self.num_micro_batches)
+            except ValueError as error:
+                place = re.match(r"sample (\d+)", str(error))
+                if place is None:
+                    raise
+                name = f"sample {self.indices[int(place[1])]} of the dataset"
+                raise ValueError(name + str(error)[place.end() :]) from None
         return self._made
 
 

@@ -14,7 +14,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from magi_attention._native.tensors import as_tensor
 from magi_attention.batch import BatchPlan
 from magi_attention.comm.group import size_of
-from magi_attention.common._arguments import as_bool, check_int, without_padding
+from magi_attention.common._arguments import as_bool, check_choice, check_int, without_padding
 from magi_attention.config import DispatchConfig, DistAttnConfig
 from magi_attention.integrations._bound import AnyPlan, bound_of
 from magi_attention.integrations._documents import (
@@ -27,7 +27,12 @@ from magi_attention.integrations._documents import (
 )
 from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.integrations._model_plans import Heads, make_plan, on_plan
-from magi_attention.integrations._packed_batch import refuse_other_samples, required
+from magi_attention.integrations._packed_batch import (
+    AVERAGES,
+    refuse_other_samples,
+    required,
+    weights_of,
+)
 from magi_attention.plan import BoundPlan
 
 _HOST = torch.device("cpu")  # whatever torch's default device is
@@ -191,13 +196,20 @@ def prepare_micro_batch(
     model: Any,
     cp_group: dist.ProcessGroup | None = None,
     *,
+    average: str | None = None,
     pad_id: int = 0,
 ) -> dict[str, Any]:
     """Does what prepare_batch does for a micro-batch of a plan of the samples of a step, which all
     ranks of cp_group have; each is a causal document: tokens [rows], with labels and loss_mask of
     the same shape. Ranks get different numbers of rows, so that stages of a pipeline need
-    variable_seq_lengths. ValueError under sequence parallelism unless the plan's chunk_size is a
-    multiple of the tensor parallel size. Collective.
+    variable_seq_lengths.
+
+    average: adds loss_weights [1, rows], float64, by which losses of all ranks and micro-batches
+    add up to the average over "tokens", or over "sequences", each of which counts alike.
+
+    ValueError for samples that are not those of the plan, for a plan of other masks, and under
+    sequence parallelism unless its chunk_size is a multiple of the tensor parallel size.
+    Collective.
     """
     config = getattr(model, "config", model)
     parallel = config.tensor_model_parallel_size if config.sequence_parallel else 1
@@ -206,20 +218,30 @@ def prepare_micro_batch(
             f"plan has chunk_size {plan.chunk_size}; allowed: a multiple of {parallel}, the tensor "
             "parallel size"
         )
-    packed, total = plan.packed(micro_batch), plan.mask(micro_batch).rows_q
-    tokens = [as_tensor(required(sample, "tokens", "a sample")) for sample in samples]
-    lengths = tuple(len(tokens[i]) for i, _ in packed)
-    documents = Documents(tuple(row for _, row in packed), lengths, total, True)
-    device = tokens[0].device if tokens else _HOST
-    rows = {"position_ids": documents.position_ids()}
+    found = _samples_of_plan(samples, plan)
     fillers = {"tokens": pad_id, "labels": 0, "loss_mask": 0.0}
+    if average is not None:
+        check_choice("average", average, AVERAGES)
+        fillers["loss_weights"] = 0.0
+        weights = weights_of([float(one["loss_mask"].sum()) for one in found], average)
+        for one, weight in zip(found, weights):
+            one["loss_weights"] = one["loss_mask"].double() * weight
+    packed, mask = plan.packed(micro_batch), plan.mask(micro_batch)
+    lengths = tuple(plan.lengths[sample] for sample, _ in packed)
+    causal = sum(n * (n + 1) // 2 for n in lengths)
+    if mask.area != causal:
+        raise ValueError(
+            f"plan has {mask.area} visible pairs in micro-batch {micro_batch}; allowed: {causal}, "
+            "those of causal documents"
+        )
+    documents = Documents(tuple(row for _, row in packed), lengths, mask.rows_q, True)
+    rows = {"position_ids": documents.position_ids()}
     for name, filler in fillers.items():
-        rows[name] = torch.full((total,), filler, device=device)
+        values = [one[name] for one in found]
+        dtype, device = (values[0].dtype, values[0].device) if values else (None, _HOST)
+        rows[name] = torch.full((documents.total,), filler, dtype=dtype, device=device)
         for sample, row in packed:
-            value = samples[sample].get(name)
-            default = 1.0 if name == "loss_mask" else tokens[sample]
-            end = row + len(tokens[sample])
-            rows[name][row:end] = default if value is None else as_tensor(value)
+            rows[name][row : row + plan.lengths[sample]] = values[sample]
     refuse_other_samples([rows], cp_group)
     heads = heads_of_rank(config)
     num_heads_q, num_heads_kv, head_dim = heads
@@ -227,6 +249,27 @@ def prepare_micro_batch(
         micro_batch, num_heads_q=num_heads_q, num_heads_kv=num_heads_kv, head_dim=head_dim
     ).bind(cp_group)
     return _shared_out(rows, documents, bound, heads)
+
+
+def _samples_of_plan(samples: Sequence[Mapping[str, Any]], plan: BatchPlan) -> list[dict]:
+    """Tokens, labels and loss_mask of each sample; ValueError unless they are the plan's."""
+    if len(samples) != len(plan.lengths):
+        raise ValueError(f"samples has {len(samples)}; allowed: {len(plan.lengths)}, as the plan")
+    found = []
+    for i, (sample, length) in enumerate(zip(samples, plan.lengths)):
+        given = {name: required(sample, name, f"samples[{i}]") for name in ("tokens", "labels")}
+        rows = {name: as_tensor(value) for name, value in given.items()}
+        mask = sample.get("loss_mask")
+        every = torch.ones_like(rows["tokens"], dtype=torch.float32)
+        rows["loss_mask"] = every if mask is None else as_tensor(mask)
+        for name, value in rows.items():
+            if value.shape != (length,):
+                raise ValueError(
+                    f"samples[{i}] has {name} of shape {list(value.shape)}; allowed: [{length}], "
+                    "the rows of that sample of the plan"
+                )
+        found.append(rows)
+    return found
 
 
 def _shared_out(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,19 @@ def required(given: Mapping[str, Any], name: str, whose: str) -> Any:
         found = ", ".join(str(key) for key in given if given[key] is not None)
         raise ValueError(f"{whose} has {found or 'no keys'}; allowed: {name} among them")
     return given[name]
+
+
+AVERAGES = ("tokens", "sequences")
+
+
+def weights_of(counts: Sequence[float], average: str) -> list[float]:
+    """The weight of a learned token of each sequence of a step, by their numbers of such tokens, so
+    that weighted losses add up to the average over tokens, or over sequences that have any.
+    """
+    if average == "sequences":
+        sequences = sum(n > 0 for n in counts)
+        return [1.0 / (n * sequences) if n else 0.0 for n in counts]
+    return [1.0 / (sum(counts) or 1.0)] * len(counts)
 
 
 def refuse_workers(what: str) -> None:

@@ -38,14 +38,19 @@ from magi_attention.integrations._dealing import (
 from magi_attention.integrations._in_trainer import weighted_loss
 from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.integrations._model_plans import Heads, specs_of_layers
-from magi_attention.integrations._packed_batch import refuse_other_samples, refuse_workers
+from magi_attention.integrations._packed_batch import (
+    AVERAGES,
+    refuse_other_samples,
+    refuse_workers,
+    weights_of,
+)
 from magi_attention.integrations.trainer import MagiCollator
 from magi_attention.integrations.transformers import PLAN_KEYWORD, rows_of_rank
 from magi_attention.masks import Mask, from_cu_seqlens, from_ranges
 from magi_attention.plan import BoundPlan
 
 _IGNORED_LABEL = -100
-_AVERAGES = ("tokens", "sequences")
+_Weighted = list[tuple[dict[str, Any], float]]  # documents of a sample
 
 
 def batch_plan_of(lengths: Sequence[Sequence[int]], **options: Any) -> BatchPlan:
@@ -98,7 +103,7 @@ class MagiBatchCollator(MagiCollator):
         self.rows_per_rank = check_int("rows_per_rank", rows_per_rank, 1, MAX_ROWS)
         self.num_micro_batches = check_int("num_micro_batches", num_micro_batches, 1)
         if average is not None:
-            check_choice("average", average, _AVERAGES)
+            check_choice("average", average, AVERAGES)
         self.average, self._cost, self._devices_per_node = average, cost, devices_per_node
 
     def deal(self, loader: DataLoader) -> DataLoader:
@@ -138,25 +143,21 @@ class MagiBatchCollator(MagiCollator):
         refuse_workers("the collator")
         if len(samples) == 1 and isinstance(samples[0], PlannedMicroBatch):
             return self.micro_batch(*samples[0])
-        return self.micro_batch(*self._alone(samples))
-
-    def _alone(self, samples: Sequence[Any]) -> tuple[BatchPlan, int, list[Documents]]:
         plan, documents = self.planned(samples, 1)
-        return plan, 0, documents
+        return self.micro_batch(plan, 0, documents)
 
     def micro_batch(
         self, plan: BatchPlan, micro_batch: int, samples: list[Documents]
     ) -> dict[str, Any]:
         """This rank's rows of a micro-batch of `planned`, as the arguments of the model."""
         refuse_other_samples(list(chain.from_iterable(samples)), self.cp_group, _SAME)
-        rows = _Rows(plan.packed(micro_batch), samples, plan.mask(micro_batch).rows_q)
+        total = plan.mask(micro_batch).rows_q
+        rows = _Rows(plan.packed(micro_batch), self._weighted(samples), total, self.pad_id)
         plans: dict[str, BoundPlan] = {}
         for layer_type, spec, heads in specs_of_layers(self.model, rows.lengths):
             plans[layer_type] = self._bound(plan, micro_batch, spec, heads)
         first = next(iter(plans.values()))
-        weights = self._weights(samples)
-        tensors = rows.tensors(self.pad_id, self._first_position, weights)
-        ids, labels, positions, row_weights = tensors
+        ids, labels, positions, row_weights = rows.tensors(self._first_position)
         found = rows_of_rank(first, ids, labels, positions, self.model)
         self._log_ranks(first, len(rows.lengths))
         if self.average is not None:
@@ -174,62 +175,45 @@ class MagiBatchCollator(MagiCollator):
         )  # fmt: skip
         return made.bind(self.cp_group)
 
-    def _weights(self, samples: list[Documents]) -> list[list[float]]:
-        """The weight of a learned token of each document."""
-        learned = [
-            [int((one["labels"][1:] != _IGNORED_LABEL).sum()) for one in sample]
-            for sample in samples
-        ]
-        if self.average == "sequences":
-            count = sum(n > 0 for sample in learned for n in sample)
-            return [[1.0 / (n * count) if n else 0.0 for n in sample] for sample in learned]
-        total = sum(map(sum, learned))
-        return [[1.0 / max(total, 1)] * len(sample) for sample in learned]
+    def _weighted(self, samples: list[Documents]) -> list[_Weighted]:
+        """Each document, and the weight of its learned tokens."""
+        documents = chain.from_iterable(samples)
+        learned = [int((one["labels"][1:] != _IGNORED_LABEL).sum()) for one in documents]
+        weights = iter(weights_of(learned, self.average or "tokens"))
+        return [[(one, next(weights)) for one in sample] for sample in samples]
 
 
 class _Rows:
     """The packed sequence of a micro-batch; padding between samples is a document of its own."""
 
     def __init__(
-        self, packed: list[tuple[int, int]], samples: list[Documents], num_rows: int
+        self, packed: list[tuple[int, int]], samples: list[_Weighted], num_rows: int, pad_id: int
     ) -> None:
-        self._documents: list[tuple[int, int, dict[str, Any]] | None] = []
-        self.lengths: list[int] = []
+        self._documents: _Weighted = []
+        self._device = next((d["input_ids"].device for d, _ in chain.from_iterable(samples)), None)
         row = 0
         for sample, begin in packed:
-            self._pad(begin - row)
-            row = begin
-            for i, document in enumerate(samples[sample]):
-                self._documents.append((sample, i, document))
-                self.lengths.append(len(document["input_ids"]))
-                row += self.lengths[-1]
-        self._pad(num_rows - row)
+            self._pad(begin - row, pad_id)
+            self._documents += samples[sample]
+            row = begin + sum(len(one["input_ids"]) for one, _ in samples[sample])
+        self._pad(num_rows - row, pad_id)
+        self.lengths = [len(one["input_ids"]) for one, _ in self._documents]
 
-    def _pad(self, rows: int) -> None:
+    def _pad(self, rows: int, pad_id: int) -> None:
         if rows > 0:
-            self._documents.append(None)
-            self.lengths.append(rows)
+            ids = torch.full((rows,), pad_id, device=self._device)
+            padding = {"input_ids": ids, "labels": torch.full_like(ids, _IGNORED_LABEL)}
+            self._documents.append((padding, 0.0))
 
-    def tensors(
-        self, pad_id: int, first_position: int, weights: list[list[float]]
-    ) -> tuple[torch.Tensor, ...]:
+    def tensors(self, first_position: int) -> tuple[torch.Tensor, ...]:
         """ids, labels, position ids and weights of the whole sequence."""
-        device = next((d[2]["input_ids"].device for d in self._documents if d), None)
         parts: list[tuple[torch.Tensor, ...]] = []
-        for found, length in zip(self._documents, self.lengths, strict=True):
-            positions = torch.arange(length, device=device) + first_position
-            if found is None:
-                ids = torch.full((length,), pad_id, device=device)
-                labels = torch.full((length,), _IGNORED_LABEL, device=device)
-                weight = 0.0
-            else:
-                sample, i, document = found
-                ids, labels = document["input_ids"], document["labels"].clone()
-                labels[0] = _IGNORED_LABEL  # which the document before would predict
-                positions = document.get("position_ids", positions)
-                weight = weights[sample][i]
-            each = torch.full((length,), weight, dtype=torch.float64, device=device)
-            parts.append((ids, labels, positions, each))
+        for document, weight in self._documents:
+            ids, labels = document["input_ids"], document["labels"].clone()
+            labels[0] = _IGNORED_LABEL  # which the document before would predict
+            positions = torch.arange(len(ids), device=ids.device) + first_position
+            each = torch.full(ids.shape, weight, dtype=torch.float64, device=ids.device)
+            parts.append((ids, labels, document.get("position_ids", positions), each))
         return tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
