@@ -21,7 +21,7 @@ BASELINES = ("ulysses", "ring", "allgather", "usp", "usp4")
 # Names of the benches' masks that are called otherwise here.
 _OTHER_NAMES = {"varlen_block_causal": "block_causal"}
 MASKS = ("full", "causal", "varlen_full", "varlen_causal", "window", "varlen_block_causal",
-         "prefix_tree")  # fmt: skip
+         "prefix_tree", "video_blocks")  # fmt: skip
 # Ranks of each Ulysses inside a ring: on 8 ranks 2 x 4 and 4 x 2.
 _ULYSSES_OF_USP = {"usp": 2, "usp4": 4}
 _DRAWN = 2048  # the least length that documents are drawn for
