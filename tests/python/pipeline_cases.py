@@ -254,9 +254,7 @@ def hybrid(group, case: Case) -> None:
         mask = all_masks[name]
         other = dataclasses.replace(case.config(), grpcoll_config=api.GrpCollConfig(num_sms=8))
         key = api.make_flex_key_for_new_mask_after_dispatch(
-            *mask.ranges(),
-            first,
-            dist_attn_config=other,
+            *mask.ranges(), first, dist_attn_config=other
         )
         assert torch.equal(api.get_position_ids(key), api.get_position_ids(first))
         assert key.dist_attn_config.grpcoll_config.num_sms == 8

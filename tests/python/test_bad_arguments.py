@@ -50,11 +50,7 @@ def documents(bounds, **options):
 PLANS = [
     (lambda: plan(cp_size=0), ValueError, "cp_size is 0"),
     (lambda: plan(cp_size=5000), ValueError, "cp_size is 5000; allowed: 1 to 4096"),
-    (
-        lambda: plan(num_heads_q=3),
-        ValueError,
-        "num_heads_q is 3; allowed: multiples",
-    ),
+    (lambda: plan(num_heads_q=3), ValueError, "num_heads_q is 3; allowed: multiples"),
     (lambda: plan(head_dim=0), ValueError, "head_dim is 0"),
     (lambda: plan(cp_size="2"), TypeError, "cp_size is '2'; allowed: an int"),
     (lambda: plan(num_heads_q=2**32 + 4), ValueError, "num_heads_q is 4294967300"),

@@ -8,12 +8,7 @@ import magi_attention
 from dense import Mask as DenseMask
 from dense import attention as dense_attention
 from magi_attention import Plan, attention, masks
-from magi_attention.config import (
-    DispatchConfig,
-    DistAttnConfig,
-    OverlapConfig,
-    ThoroughDispatchAlg,
-)
+from magi_attention.config import DispatchConfig, DistAttnConfig, OverlapConfig, ThoroughDispatchAlg
 
 SIZES = {"cp_size": 4, "num_heads_q": 8, "num_heads_kv": 2, "head_dim": 64}
 

@@ -12,11 +12,7 @@ from on_gpu import NEEDS_GPU
 
 pytestmark = NEEDS_GPU
 GPUS = torch.cuda.device_count()
-SETTINGS = [
-    {},
-    {"gradient_checkpointing": True},
-    {"fsdp": True, "fsdp_config": {"version": 2}},
-]
+SETTINGS = [{}, {"gradient_checkpointing": True}, {"fsdp": True, "fsdp_config": {"version": 2}}]
 FIRST_FSDP = {"fsdp": True, "fsdp_config": {"version": 1, "use_orig_params": True}}
 
 

@@ -158,10 +158,7 @@ def test_hierarchical_meshes(group):
     case, mask = Case(rows=320), dense.masks(320)["full"]
     plain = make_key(mask, case, mesh)
     for native in ("0", "1"):  # the original refuses both together
-        names = {
-            "MAGI_ATTENTION_HIERARCHICAL_COMM": "1",
-            "MAGI_ATTENTION_NATIVE_GRPCOLL": native,
-        }
+        names = {"MAGI_ATTENTION_HIERARCHICAL_COMM": "1", "MAGI_ATTENTION_NATIVE_GRPCOLL": native}
         key, plan = checked_under(names, mask, case, mesh)
         assert key.is_hierarchical_comm_enable and key != plain and key.cp_mesh is mesh
         assert plan["config"]["devices_per_node"] == 2

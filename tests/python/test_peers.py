@@ -40,11 +40,7 @@ def test_documents_and_other_masks_go_different_ways():
         generator = torch.Generator().manual_seed(0)
         two = torch.tensor([[0, 20, 0, 30, -99, 99], [25, 50, 30, 70, -99, 99]], dtype=torch.int32)
         whole = torch.tensor([[0, 50, 0, 70, -(1 << 30), 20]], dtype=torch.int32)
-        for slices, form in (
-            (whole, "whole"),
-            (two, "packed"),
-            (whole.repeat(2, 1), "blocks"),
-        ):
+        for slices, form in ((whole, "whole"), (two, "packed"), (whole.repeat(2, 1), "blocks")):
             cases.is_right("fa4", slices, (50, 70, 2, 1, 8, 8), generator)
             assert form in peer_reference.fa4_forms
         assert peer_reference.fa4_forms - {"window"} == {"whole", "packed", "blocks"}

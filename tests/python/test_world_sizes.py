@@ -74,10 +74,7 @@ def test_queries_by_node(group):
     mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("inter", "intra"))
     case, mask = Case(rows=512, heads=(8, 8)), dense.masks(512)["bi_causal_q_overlap"]
     plain = make_key(mask, case, mesh)
-    names = {
-        "MAGI_ATTENTION_HIERARCHICAL_COMM": "1",
-        "MAGI_ATTENTION_QO_COMM": "1",
-    }
+    names = {"MAGI_ATTENTION_HIERARCHICAL_COMM": "1", "MAGI_ATTENTION_QO_COMM": "1"}
     key, plan = checked_under(names, mask, case, mesh)
     assert key.is_hierarchical_comm_enable and key.is_qo_comm_enable
     hops = {role: hop for role, *_, hop, _ in plan["exchanges"]}
