@@ -13,6 +13,7 @@ import sys
 INFINITE = 1 << 30
 WINDOW = 1024
 BLOCK = 2048
+VIDEO_BLOCK = 5120  # rows of some frames, at most
 DATA = pathlib.Path(__file__).parent / "data"
 MASKS = (
     "full",
@@ -24,6 +25,7 @@ MASKS = (
     "prefix_tree",
     "share_question",
     "global_window",
+    "video_blocks",
 )
 OF_DOCUMENTS = ("varlen_full", "varlen_causal", "block_causal", "share_question")
 SEED = 15  # of prefix trees, and of the answers to questions
@@ -56,6 +58,9 @@ def mask_slices(name, length, lengths=None, window=WINDOW, block=BLOCK):
         return share_question(lengths)
     if name == "global_window":
         return global_window(length, window)
+    if name == "video_blocks":  # two videos; blocks of frames see those before them
+        first = length * 5 // 8
+        lengths, block = [first, length - first], max(1, min(VIDEO_BLOCK, first // 2))
     slices, start = [], 0
     for size in lengths:
         end = start + size

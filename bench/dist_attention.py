@@ -5,10 +5,12 @@ torchrun --nproc-per-node N bench/dist_attention.py --out CELLS --rows ROWS
 
 A cell is a mask and a number of tokens per rank. Its sides are calc_attn under settings, our kernel
 with the whole sequence on every GPU at once (alone), and baselines that run our kernel: Ulysses, a
-zigzag ring, an all-gather of keys and values, Ulysses around a ring (USP). Each side's results are
-compared with those of the kernel alone; then rounds time every side once, in random order, and
-medians of the slowest rank count. TFLOP/s are 4 * area * heads_q * head_dim forward and 2.5 times
-that backward, per GPU; a share is that over the kernel alone of the same round.
+zigzag ring, an all-gather of keys and values, Ulysses around a ring (USP), and where --sides names
+it Ulysses with kernels of other packages (ulysses_fa4, ulysses_cudnn, ulysses_torch). Each side's
+results are compared with those of the kernel alone; then rounds time four calls in a row of every
+side, in random order, and medians of the slowest rank count. TFLOP/s are 4 * area * heads_q *
+head_dim forward and 2.5 times that backward, per GPU; a share is that over the kernel alone of the
+same round.
 
 --out gets one JSON line per cell, --rows the named figures for tools/record, standard error a
 table. bench/dist_plots.py draws the cells, bench/dist_timeline.py what --trace wrote.
@@ -34,7 +36,7 @@ from distributed import host, kept
 from distributed.cells import Options, run_cell
 from distributed.figures import rows_of, table_of
 from distributed.ours import parse_setting, with_work
-from distributed.sides import BASELINES, MASKS, Makers, Problem
+from distributed.sides import BASELINES, MASKS, OF_BACKENDS, Makers, Problem
 from distributed.timing import Stopwatch
 
 TYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -61,9 +63,9 @@ def parse() -> argparse.Namespace:
         help="what travels, under each setting: keys, queries (these too), heads (shared out), "
         "auto (the fastest as predicted); with default also the speed of both over keys",
     )  # fmt: skip
-    parser.add_argument("--sides", default=",".join(BASELINES), help="baselines; empty: none")
+    parser.add_argument("--sides", default=",".join(BASELINES), help="beside ours; empty: none")
     parser.add_argument("--seconds", type=float, default=4.0, help="of the rounds of a cell")
-    parser.add_argument("--rounds", type=int, default=5, help="at least")
+    parser.add_argument("--rounds", type=int, default=3, help="at least")
     parser.add_argument("--resume", action="store_true", help="keep the cells of --out")
     parser.add_argument("--minutes", type=float, help="begin no cell that ends later")
     parser.add_argument("--no-exposed", action="store_true", help="no runs without communication")
@@ -81,8 +83,8 @@ def parse() -> argparse.Namespace:
         if name not in MASKS:
             parser.error(f"--masks has {name}; allowed: {', '.join(MASKS)}")
     for name in listed(arguments.sides):
-        if name not in BASELINES:
-            parser.error(f"--sides has {name}; allowed: {', '.join(BASELINES)}")
+        if name not in (*BASELINES, *OF_BACKENDS):
+            parser.error(f"--sides has {name}; allowed: {', '.join((*BASELINES, *OF_BACKENDS))}")
     if arguments.resume and not arguments.out:
         parser.error("--resume without --out; allowed: with the file of the cells to keep")
     return arguments

@@ -78,6 +78,7 @@ def cross(hosts: Hosts, device: str) -> dict[str, float]:
 
 def kills(hosts: Hosts, count: int, device: str) -> int:
     named, ranks = 0, OF_DEVICE[device]["ranks"]
+    transport = OF_DEVICE[device].get("MAGI_ATTENTION_TRANSPORT", "process_group")
     for seed in range(count):
         victim = (seed + ranks // 2) % ranks  # of the second host first
         delay = random.Random(seed).randrange(10, 400)
@@ -85,7 +86,8 @@ def kills(hosts: Hosts, count: int, device: str) -> int:
         lines = told(launch(CASES, device, case, hosts=hosts, **OF_DEVICE[device]))
         name = f"rank {victim} on host{2 * victim // ranks}"
         is_named = len(lines) == ranks - 1 and all(
-            name in line["text"] and line["seconds"] < SOON for line in lines
+            name in line["text"] and line["seconds"] < SOON and line["transport"] == transport
+            for line in lines
         )
         if not is_named:
             print(f"{device}, kill {seed}:", lines)

@@ -174,7 +174,7 @@ Command add_simulate_command(CLI::App& parent) {
          "--growing",
          [target = &flags->growing](const std::string& text) { *target = growing_name(text); },
          "a mask that grows with the ranks: full, causal, varlen_full, varlen_causal, window, "
-         "varlen_block_causal, prefix_tree")
+         "varlen_block_causal, prefix_tree, video_blocks")
       ->type_name("NAME");
   add_int(*app, "--rows-per-rank", flags->rows_per_rank, {1, kMaxRows},
           "rows of --growing (default " + std::to_string(kRowsPerRank) + ")");

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from distributed.cells import DIRECTIONS
+from distributed.sides import ULYSSES_MASKS
 
 DEFAULT = "default"
 
@@ -46,6 +47,7 @@ def rows_of(cells: list[dict]) -> list[dict]:
                 found[name] = speeds[DEFAULT] / speeds["ulysses"]
         found.update(_over_keys(prefix, cell))
         found.update(_bounded(cell))
+    found.update(_over_ulysses(prefix, cells))
     if over_best:
         found[f"{prefix}.default_over_best"] = min(over_best)
     if over_baseline:
@@ -60,6 +62,24 @@ def rows_of(cells: list[dict]) -> list[dict]:
     return [
         {"name": name, "value": round(value, 4), "unit": "ratio"} for name, value in found.items()
     ]
+
+
+def _over_ulysses(prefix: str, cells: list[dict]) -> dict[str, float]:
+    """Our speed over that of Ulysses with the fastest of its kernels, the least of the masks; none
+    where one of them is missing.
+    """
+    found = {}
+    of_mask = {cell["mask"]: cell["sides"] for cell in cells if cell["tokens"] == 8192}
+    for direction in DIRECTIONS:
+        ratios = []
+        for mask in ULYSSES_MASKS:
+            speeds = {n: side[direction]["tflops"] for n, side in of_mask.get(mask, {}).items()}
+            theirs = [speed for name, speed in speeds.items() if name.startswith("ulysses")]
+            if theirs and DEFAULT in speeds:
+                ratios.append(speeds[DEFAULT] / max(theirs))
+        if len(ratios) == len(ULYSSES_MASKS):
+            found[f"{prefix}.over_ulysses.{direction}"] = min(ratios)
+    return found
 
 
 def _over_keys(prefix: str, cell: dict) -> dict[str, float]:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import pathlib
 
+from distributed.timing import CALLS
+
 # Attention's rate that predictions count with, of one device: below what is measured.
 _FLOPS_PER_SECOND = {"cuda": 4.5e14, "cpu": 5e9}
 _PASSES = 3.5  # a forward and a backward, in forwards
-# Times that a side runs beside its rounds: checked, warm, and without communication.
-_MORE_RUNS = 6
+# Times that a side runs beside its rounds: checked, a warm row, and rows without communication.
+_MORE_RUNS = 1 + 5 * CALLS
 _SECONDS_PER_SIDE, _SECONDS_PER_CELL = 1.0, 4.0  # tensors, plans, connections, compilers
 
 
@@ -55,5 +57,5 @@ def cell_seconds(problem, ranks: int, sides: int, options) -> float:
     """
     alone = problem.flops * _PASSES / _FLOPS_PER_SECOND[options.device.type]
     once = alone * (1 + sides / ranks / 0.7)  # others than the kernel alone reach 0.7 of its rate
-    rounds = max(options.seconds, options.rounds * once)
+    rounds = max(options.seconds, options.rounds * CALLS * once)
     return rounds + _MORE_RUNS * once + (1 + sides) * _SECONDS_PER_SIDE + _SECONDS_PER_CELL

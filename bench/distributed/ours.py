@@ -125,7 +125,35 @@ def typed(slices, length: int):
     return AttnRanges.from_ranges(q), AttnRanges.from_ranges(k), types
 
 
-class Ours:
+class Differentiated:
+    """What attend(q, k, v) says, with the backward that autograd makes of it."""
+
+    def forward(self, q, k, v):
+        q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+        out = self.attend(q, k, v)
+        return out.detach(), (out, (q, k, v))
+
+    def backward(self, dout, saved):
+        out, inputs = saved
+        return torch.autograd.grad(out, inputs, dout)
+
+
+class OfBackend(Differentiated):
+    """Attention of a whole sequence by the kernels of another package, as Plan.bind names it."""
+
+    def __init__(self, backend: str, slices, length: int, shape) -> None:
+        heads_q, heads_kv, dim = shape
+        plan = Plan.from_ranges(
+            *typed(slices, length), length, cp_size=1, num_heads_q=heads_q,
+            num_heads_kv=heads_kv, head_dim=dim,
+        )  # fmt: skip
+        self._bound = plan.bind(None, backend=backend)
+
+    def attend(self, q, k, v):
+        return self._bound.calc_attn(q, k, v)[0]
+
+
+class Ours(Differentiated):
     """calc_attn of one mask under a setting on a group."""
 
     def __init__(self, setting: Setting, slices, length: int, shape, group) -> None:
@@ -156,21 +184,14 @@ class Ours:
         ranks = json.loads(self.bound.plan.to_json())["ranks"]
         return any(len(rank["q"]) > 1 for rank in ranks)
 
-    def forward(self, q, k, v):
+    def attend(self, q, k, v):
         if self._is_first:
             self._is_first = False
             with self._setting.environment_set():
-                return self.forward(q, k, v)
-        q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+                return self.attend(q, k, v)
         if self._key is None:
-            out = self.bound.calc_attn(q, k, v)[0]
-        else:
-            out = api.calc_attn(q, k, v, self._key)[0]
-        return out.detach(), (out, (q, k, v))
-
-    def backward(self, dout, saved):
-        out, inputs = saved
-        return torch.autograd.grad(out, inputs, dout)
+            return self.bound.calc_attn(q, k, v)[0]
+        return api.calc_attn(q, k, v, self._key)[0]
 
     def planned_bytes(self, element_bytes: int) -> int:
         """What a layer holds by the plan; over transports other than nvlink the rows alone: keys

@@ -12,14 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from distributed import kept
-from distributed.sides import MASKS
+from distributed.sides import BASELINES, MASKS, OF_BACKENDS, ULYSSES_MASKS, allows
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _BENCH = ROOT / "bench" / "dist_attention.py"
 _LLAMA = ROOT / "examples" / "llama_cp" / "long.py"
 _START_SECONDS = 30.0  # processes, torch, connections
 SETTINGS = ("default", "degree0", "degree1", "degree2")
-BASELINES = ("ulysses", "ring", "allgather", "usp", "usp4")
 _FAULTS = {"kills": 20, "stops": 4, "absent": 4, "plans": 4, "memory": 4, "steps": 2000}
 _FAULTS_ON_CPU = {**dict.fromkeys(_FAULTS, 1), "memory": 0, "steps": 20}
 
@@ -99,6 +98,7 @@ def make_parts(setup: Setup) -> dict[str, Part]:
         _rows(setup, "rows-8k", small, BASELINES),
         _rows(setup, "rows-16k", middle, BASELINES),
         _rows(setup, "rows-32k", large, ()),
+        _ulysses(setup, small),
         _memory(setup, middle),
         _queries(setup, small),
         *(_scaling(setup, ranks, small) for ranks in (1, 2, 4) if ranks < setup.ranks),
@@ -136,7 +136,8 @@ def _cells(setup: Setup, name: str, about: str, ranks: int, tokens: int, **choic
     sizes, path = setup.sizes, setup.out / f"{name}.jsonl"
     masks = choices.get("masks", sizes.masks)
     settings, work = choices.get("settings", ("default",)), choices.get("work", ("keys",))
-    sides = _allowed_sides(choices.get("sides", ()), ranks, sizes.heads)
+    heads_kv = int(sizes.heads.split(",")[1])
+    sides = [side for side in choices.get("sides", ()) if allows(side, ranks, heads_kv)]
 
     def command(minutes: float) -> list[str]:
         return torchrun(
@@ -159,20 +160,6 @@ def _cells(setup: Setup, name: str, about: str, ranks: int, tokens: int, **choic
     return Part(name, about, [command], [path], is_done, seconds)
 
 
-def _allowed_sides(sides, ranks: int, heads: str) -> list[str]:
-    """Those that so many ranks and heads allow, as Makers.allows says."""
-    kv_heads = int(heads.split(",")[1])
-    ulysses = {"ulysses": ranks, "usp": 2, "usp4": 4}
-    least = {"usp": 4, "usp4": 8}
-    return [
-        name
-        for name in sides
-        if ranks >= least.get(name, 2)
-        and kv_heads % ulysses.get(name, 1) == 0
-        and ranks % ulysses.get(name, 1) == 0
-    ]
-
-
 def _seconds_of_cells(sizes: Sizes, masks, tokens: int, ranks: int, sides: int) -> float:
     import torch
 
@@ -183,7 +170,7 @@ def _seconds_of_cells(sizes: Sizes, masks, tokens: int, ranks: int, sides: int) 
     shape = (heads_q, heads_kv, sizes.head_dim)
     options = Options(
         settings=[], baselines=[], shape=shape, dtype=torch.float32,
-        device=torch.device(sizes.device), seconds=4.0, rounds=5, exposed=True,
+        device=torch.device(sizes.device), seconds=4.0, rounds=3, exposed=True,
     )  # fmt: skip
     problems = [Problem(mask, tokens * ranks, shape) for mask in masks]
     return sum(kept.cell_seconds(problem, ranks, sides, options) for problem in problems)
@@ -226,10 +213,16 @@ def _queries(setup: Setup, tokens: int) -> Part:
     return _cells(setup, "queries", about, setup.ranks, tokens, masks=masks, work=work)
 
 
+def _ulysses(setup: Setup, tokens: int) -> Part:
+    about = "beside Ulysses with the kernels of every package that is installed"
+    masks = tuple(mask for mask in ULYSSES_MASKS if mask in setup.sizes.masks)
+    sides = ("ulysses", *OF_BACKENDS[:2])
+    return _cells(setup, "ulysses", about, setup.ranks, tokens, masks=masks, sides=sides)
+
+
 def _scaling(setup: Setup, ranks: int, tokens: int) -> Part:
     about = f"the same tokens a rank on {ranks} of the ranks"
-    masks = tuple(m for m in ("full", "causal", "varlen_full", "varlen_causal")
-                  if m in setup.sizes.masks)  # fmt: skip
+    masks = tuple(mask for mask in ULYSSES_MASKS if mask in setup.sizes.masks)
     return _cells(setup, f"scaling-{ranks}", about, ranks, tokens, masks=masks)
 
 

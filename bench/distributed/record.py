@@ -14,6 +14,11 @@ from distributed.parts import ROOT, Setup, has_json
 
 _ROWS = ("rows-8k", "rows-16k", "rows-32k")
 _SMALL_RUNS = (1, 2, 4)
+# Kinds of figures that are not of cells of rows. In front of a cell of rows other cells have made
+# its windows, which memory counts; and Ulysses has other kernels in a part of its own.
+_PART_OF_KIND = {
+    "extra_memory": "memory", "qo": "queries", "qo_always": "queries", "over_ulysses": "ulysses",
+}  # fmt: skip
 
 
 def cells_of(setup: Setup, *parts: str) -> list[dict]:
@@ -21,15 +26,20 @@ def cells_of(setup: Setup, *parts: str) -> list[dict]:
     return [cell for name in parts for cell in kept.read_cells(setup.out / f"{name}.jsonl")]
 
 
+def _files_of(setup: Setup, part: str) -> list[str]:
+    """Files of cells that a part writes; rows: those of its three."""
+    named = {"rows": _ROWS, "memory": [f"memory-{mask}" for mask in setup.sizes.masks]}
+    return list(named.get(part, [part]))
+
+
 def rows_of(setup: Setup) -> list[dict]:
     """[{name, value, unit}] of all that there is, each name once."""
-    found = figures.rows_of(cells_of(setup, *_ROWS))
-    # Cells before it have made a cell's window already: those of this part have none before them.
-    found = [row for row in found if not row["name"].endswith(".extra_memory")]
-    memory = figures.rows_of(cells_of(setup, *(f"memory-{mask}" for mask in setup.sizes.masks)))
-    found += [row for row in memory if row["name"].endswith(".extra_memory")]
-    moving = figures.rows_of(cells_of(setup, "queries"))
-    found += [row for row in moving if row["name"].split(".")[1] in ("qo", "qo_always")]
+    found = [
+        row
+        for part in ("rows", *dict.fromkeys(_PART_OF_KIND.values()))
+        for row in figures.rows_of(cells_of(setup, *_files_of(setup, part)))
+        if _PART_OF_KIND.get(row["name"].split(".")[1], "rows") == part
+    ]
     found += _scaling(setup) + _host(setup) + _tests(setup) + _faults(setup) + _llama(setup)
     found += _simulated(setup)
     return sorted({row["name"]: row for row in found}.values(), key=lambda row: row["name"])
@@ -167,17 +177,17 @@ def missing_of(setup: Setup, rows: list[dict]) -> dict[str, str]:
 
 
 def _reason(setup: Setup, name: str) -> str:
-    parts = name.split(".")
-    if parts[0] == "dist":
+    kind, size = name.split(".")[1], name.split(".")[-1]
+    if name.startswith("dist."):
         return "part host is left"
-    if parts[1] == "qo":
-        ran = any(cell["mask"] == parts[2] for cell in cells_of(setup, "queries"))
-        return "the cost model moves no queries there" if ran else "part queries is left"
-    if parts[1] == "extra_memory":
-        return "part memory is left"
-    part = f"rows-{parts[-1]}" if f"rows-{parts[-1]}" in _ROWS else "rows-16k"
-    cells = cells_of(setup, part)
-    mine = [cell for cell in cells if len(parts) < 3 or cell["mask"] == parts[1]]
+    is_of_cell = name.count(".") > 1 and kind not in _PART_OF_KIND
+    if is_of_cell and (kind not in setup.sizes.masks or f"rows-{size}" not in _ROWS):
+        return "no part measures it"
+    part = _PART_OF_KIND.get(kind, f"rows-{size}" if is_of_cell else "rows-16k")
+    cells = cells_of(setup, *_files_of(setup, part))
+    if kind == "qo" and any(cell["mask"] == name.split(".")[2] for cell in cells):
+        return "the cost model moves no queries there"
+    mine = [cell for cell in cells if not is_of_cell or cell["mask"] == kind]
     failed = {side: why for cell in mine for side, why in cell["failed"].items()}
     if failed:
         return "; ".join(f"{side} failed: {why}" for side, why in failed.items())

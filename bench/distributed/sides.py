@@ -15,13 +15,17 @@ from distributed import layouts
 from distributed.baselines import AllGather, Ring, Ulysses
 from distributed.kernel import Kernel
 from distributed.links import Link
-from distributed.ours import Ours, Setting
+from distributed.ours import OfBackend, Ours, Setting
+from magi_attention.backends._table import is_usable
 
 BASELINES = ("ulysses", "ring", "allgather", "usp", "usp4")
+# Ulysses with the kernels of other packages, where they are installed and know the mask.
+OF_BACKENDS = ("ulysses_fa4", "ulysses_cudnn", "ulysses_torch")
+ULYSSES_MASKS = ("full", "causal", "varlen_full", "varlen_causal")  # that these know
 # Names of the benches' masks that are called otherwise here.
 _OTHER_NAMES = {"varlen_block_causal": "block_causal"}
 MASKS = ("full", "causal", "varlen_full", "varlen_causal", "window", "varlen_block_causal",
-         "prefix_tree")  # fmt: skip
+         "prefix_tree", "video_blocks")  # fmt: skip
 # Ranks of each Ulysses inside a ring: on 8 ranks 2 x 4 and 4 x 2.
 _ULYSSES_OF_USP = {"usp": 2, "usp4": 4}
 _DRAWN = 2048  # the least length that documents are drawn for
@@ -55,6 +59,15 @@ def lengths_of(total: int, draw: int = 0) -> list[int]:
     return [end - begin for begin, end in itertools.pairwise(ends)]
 
 
+def allows(name: str, ranks: int, heads_kv: int) -> bool:
+    """Whether a baseline runs on this machine, so many ranks and heads of k."""
+    if name in OF_BACKENDS and not is_usable(name.removeprefix("ulysses_")):
+        return False
+    members = _ULYSSES_OF_USP.get(name, ranks if name.startswith("ulysses") else 1)
+    least = 2 * members if name in _ULYSSES_OF_USP else 2
+    return ranks >= least and ranks % members == 0 and heads_kv % members == 0
+
+
 class Side:
     """Something to be timed: attention and the tensors of this rank; rows: those it holds."""
 
@@ -81,7 +94,7 @@ class Makers:
         self._usp_groups = {
             name: self._make_usp_groups(count)
             for name, count in _ULYSSES_OF_USP.items()
-            if self.size >= 2 * count and self.size % count == 0
+            if allows(name, self.size, count)
         }
 
     def warm_up(self, device: torch.device) -> None:
@@ -108,12 +121,8 @@ class Makers:
         return mine
 
     def allows(self, name: str, shape) -> bool:
-        """Whether a baseline runs on that many ranks and heads."""
-        if self.size == 1:
-            return False
-        if name in _ULYSSES_OF_USP:
-            return name in self._usp_groups and shape[1] % _ULYSSES_OF_USP[name] == 0
-        return name != "ulysses" or shape[1] % self.size == 0
+        """Whether a baseline runs here on that many ranks and heads."""
+        return allows(name, self.size, shape[1])
 
     def baseline(self, name: str, problem: Problem, tensors) -> Side:
         """tensors: q, k, v and the gradient of out of the whole sequence."""
@@ -122,8 +131,12 @@ class Makers:
 
     def _attention(self, name: str, problem: Problem):
         total, slices = problem.total, problem.slices
-        if name == "ulysses":
+        if name.startswith("ulysses"):
+            heads_q, heads_kv, dim = problem.shape
+            shape = heads_q // self.size, heads_kv // self.size, dim
             inner = Kernel(slices, total, total)
+            if name in OF_BACKENDS:
+                inner = OfBackend(name.removeprefix("ulysses_"), slices, total, shape)
             return Ulysses(self.group, inner), layouts.contiguous(total, self.size)[self.rank]
         if name in _ULYSSES_OF_USP:
             near, ring = self._usp_groups[name]
@@ -136,7 +149,7 @@ class Makers:
             return Ring(self.group, slices, rows), rows[self.rank]
         if name == "allgather":
             return AllGather(self.group, slices, rows, total), rows[self.rank]
-        raise SystemExit(f"--sides has {name}; allowed: {', '.join(('alone', *BASELINES))}")
+        raise SystemExit(f"--sides has {name}; allowed: {', '.join(BASELINES)}")
 
     def alone(self, problem: Problem, tensors) -> Side:
         """Our kernel with the whole sequence, on every rank."""

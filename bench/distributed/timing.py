@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of forward and backward of several attentions, one after the other in random order. All
-ranks start a call together and the slowest counts.
+"""Times of forward and backward of several attentions, one after the other in random order. As in
+a training of some layers, four forwards follow each other without a pause, then their backwards, of
+the last one first; a time is that of such a row over its calls. All ranks start a row together and
+the slowest counts.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import time
 import torch
 import torch.distributed as dist
 
-# Products of square matrices before each call, about 3 ms: the host enqueues the call meanwhile,
-# and clocks are those of a device at work, after a short call as after a long one.
+CALLS = 4  # in a row
+# Products of square matrices before each row, about 3 ms: the host enqueues its calls meanwhile,
+# and clocks are those of a device at work, after a short row as after a long one.
 _LEAD_PRODUCTS, _LEAD_SIZE = 2, 8192
 _MOST_ROUNDS = 21
 
@@ -68,17 +71,18 @@ class Stopwatch:
         self.group, self._device = group, device
         self._clock = GpuClock(group) if device.type == "cuda" else CpuClock(group)
 
-    def once(self, side) -> tuple[float, float]:
-        """This rank's seconds of the forward and of the backward of a side."""
-        q, k, v, dout = side.tensors
+    def once(self, side, calls: int = 1) -> tuple[float, float]:
+        """This rank's seconds of a forward and of a backward of a side, of so many in a row."""
+        *qkv, dout = side.tensors
         begin = self._clock.start()
-        _, saved = side.attention.forward(q, k, v)
+        saved = [side.attention.forward(*qkv)[1] for _ in range(calls)]
         middle = self._clock.stop()
         again = self._clock.start()
-        gradients = side.attention.backward(dout, saved)
+        while saved:
+            side.attention.backward(dout, saved.pop())
         end = self._clock.stop()
-        del saved, gradients
-        return self._clock.seconds(begin, middle), self._clock.seconds(again, end)
+        spans = (begin, middle), (again, end)
+        return tuple(self._clock.seconds(*span) / calls for span in spans)
 
     def slowest(self, values) -> list:
         """Of each of the numbers the largest over the ranks."""
@@ -92,13 +96,13 @@ class Stopwatch:
         """
         begin = time.perf_counter()
         for side in sides.values():
-            self.once(side)
+            self.once(side, CALLS)
         (spent,) = self.slowest([time.perf_counter() - begin])
         count = max(least, min(_MOST_ROUNDS, int(seconds / max(spent, 1e-6)) - 1))
         draw, found = random.Random(seed), {name: [] for name in sides}
         for _ in range(count):
             for name in draw.sample(list(sides), len(sides)):
-                found[name].append(self.once(sides[name]))
+                found[name].append(self.once(sides[name], CALLS))
         names = list(sides)
         slowest = self.slowest([found[name] for name in names])
         return {name: [tuple(pair) for pair in pairs] for name, pairs in zip(names, slowest)}

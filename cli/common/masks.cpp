@@ -2,6 +2,7 @@
 #include "common/masks.hpp"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <map>
 #include <numeric>
@@ -15,6 +16,7 @@ namespace {
 
 constexpr std::int32_t kWindow = 1024;
 constexpr std::int32_t kBlock = 2048;
+constexpr std::int32_t kVideoBlock = 5120;
 
 const std::map<std::int32_t, std::vector<std::int32_t>>& recorded_documents() {
   static const std::map<std::int32_t, std::vector<std::int32_t>> documents = {
@@ -106,14 +108,18 @@ Mask bench_mask(std::string_view name, std::int32_t rows) {
 }
 
 const std::vector<std::string>& dist_mask_names() {
-  static const std::vector<std::string> names = {"full",          "causal", "varlen_full",
-                                                 "varlen_causal", "window", "varlen_block_causal",
-                                                 "prefix_tree"};
+  static const std::vector<std::string> names = {
+      "full",        "causal",      "varlen_full", "varlen_causal", "window", "varlen_block_causal",
+      "prefix_tree", "video_blocks"};
   return names;
 }
 
 Mask dist_mask(std::string_view name, std::int32_t rows) {
   if (name == "prefix_tree") return mask_prefix_tree(bench_prefix_tree(rows));
+  if (name == "video_blocks") {
+    const std::array videos = {0, static_cast<std::int32_t>(std::int64_t{rows} * 5 / 8), rows};
+    return mask_block_causal(videos, std::clamp(videos[1] / 2, 1, kVideoBlock));
+  }
   const std::int32_t least = recorded_documents().begin()->first;
   const auto scaled = [&](std::int64_t count) {
     return static_cast<std::int32_t>(

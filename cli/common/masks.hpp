@@ -25,7 +25,8 @@ std::vector<std::int32_t> bench_documents(std::int32_t rows);
 Mask bench_mask(std::string_view name, std::int32_t rows);
 
 /// The masks that attention over ranks is measured on: "full", "causal", "varlen_full",
-/// "varlen_causal", "window", "varlen_block_causal", "prefix_tree".
+/// "varlen_causal", "window", "varlen_block_causal", "prefix_tree", "video_blocks" (two videos, in
+/// which blocks of frames see those before them).
 const std::vector<std::string>& dist_mask_names();
 
 /// The mask of a whole sequence, as in `bench/dist_attention.py`. Below 2,048 rows, which is for

@@ -20,16 +20,17 @@ def test_the_script_on_a_cpu(tmp_path):
     out, rows = tmp_path / "cells.jsonl", tmp_path / "rows.json"
     code, output = launch(
         BENCH / "dist_attention.py", "--device", "cpu",
-        "--masks", "causal,varlen_causal", "--tokens", "64", "--heads", "4,2", "--head-dim", "16",
+        "--masks", "causal,video_blocks", "--tokens", "64", "--heads", "4,2", "--head-dim", "16",
         "--settings", "default,degree0+sms4", "--work", "keys,queries",
+        "--sides", "ulysses,ring,allgather,usp,ulysses_torch",
         "--seconds", "0.1", "--rounds", "2", "--no-host",
         "--out", str(out), "--rows", str(rows), "--trace", str(tmp_path / "traces"), ranks=2,
     )  # fmt: skip
     assert code == 0, output
     cells = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [c["mask"] for c in cells] == ["causal", "varlen_causal"]
+    assert [c["mask"] for c in cells] == ["causal", "video_blocks"]
     ours = ["default", "default+work=queries", "degree0+sms4", "degree0+sms4+work=queries"]
-    names = ["alone", *ours, "ulysses", "ring", "allgather"]
+    names = ["alone", *ours, "ulysses", "ring", "allgather", "ulysses_torch"]
     assert list(cells[0]["sides"]) == names  # Ulysses around a ring needs four ranks
     default = cells[0]["sides"]["default"]
     assert default["forward_bytes"] > 0 and default["error"] < 1e-4
@@ -42,10 +43,10 @@ def test_the_script_on_a_cpu(tmp_path):
     assert "causal, 64 per rank, 2 ranks" in output
     pictures = dist_plots.draw(cells, tmp_path)
     assert [p.name for p in pictures] == ["dist2-64-forward.svg", "dist2-64-backward.svg"]
-    assert "varlen causal" in pictures[0].read_text()
+    assert "video blocks" in pictures[0].read_text()
     traces = sorted((tmp_path / "traces").iterdir())
     assert [path.name for path in traces] == [
-        "causal-64-default.json", "varlen_causal-64-default.json"
+        "causal-64-default.json", "video_blocks-64-default.json"
     ]  # fmt: skip
     svg = dist_timeline.picture(dist_timeline.read(traces[0]), "a & b")
     words = {element.text for element in ElementTree.fromstring(svg).iter() if element.text}

@@ -211,8 +211,7 @@ def check_packed(cp_size: int, embedding: str = "rope", **changes) -> None:
 
 @ON_ALL
 @pytest.mark.parametrize(
-    "size, embedding",
-    [(1, "rope"), (2, "rope"), (4, "rope"), (2, "learned_absolute"), (1, "yarn")],
+    "size, embedding", [(1, "rope"), (2, "rope"), (4, "rope"), (2, "learned_absolute"), (1, "yarn")]
 )
 def test_packed_documents(group, size, embedding):
     check_packed(size, embedding)

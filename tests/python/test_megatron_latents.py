@@ -32,9 +32,7 @@ from test_megatron import (
     shared_out,
     start,
 )
-from test_megatron import (
-    on_cpu as without_gpu,
-)
+from test_megatron import on_cpu as without_gpu
 
 MLA = dict(
     multi_latent_attention=True, num_query_groups=4, kv_channels=8, q_lora_rank=12,

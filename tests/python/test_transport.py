@@ -115,3 +115,12 @@ def test_rank_that_has_ended_is_told_with_its_host():
     ended = "waited for rank 1 on elsewhere at the group's store: its process has ended"
     with pytest.raises(CommError, match=ended):
         StoreAllgather(lives, timeout)(b"x")
+
+
+def test_the_first_that_ended_is_told_to_those_who_look_later(monkeypatch):
+    store, timeout = dist.HashStore(), datetime.timedelta(seconds=20)
+    seen, found = {0: [2], 1: [0, 2]}, []
+    monkeypatch.setattr(Lives, "has_ended", lambda lives, rank: rank in seen[lives.rank])
+    for rank in seen:
+        found.append(Lives(PatientStore(store, timeout), rank, 3).find_ended([0, 1, 2]))
+    assert found == [[2], [2]]

@@ -17,11 +17,9 @@ def result(mask, length, ratios, **more):
     }
 
 
-def values(*reports):
-    return {
-        row["name"]: row["value"]
-        for row in rows.rows_of([{"results": list(report)} for report in reports])
-    }
+def values(*reports, device="NVIDIA H200"):
+    given = [{"device": device, "results": list(report)} for report in reports]
+    return {row["name"]: row["value"] for row in rows.rows_of(given)}
 
 
 class Rows(unittest.TestCase):
@@ -40,6 +38,20 @@ class Rows(unittest.TestCase):
                 "backward.prefix_tree.8k.over_cudnn_flex": 1.1,
             },
         )
+
+    def test_the_worst_dense_mask_of_an_h100(self):
+        reports = [
+            [
+                result(mask, length, {kernel: 1.0}, fa4={"ours_over_fa4": ratio + length / 1e5})
+                for mask, ratio in (("full", 0.9), ("causal", 1.0))
+                for length in (8192, 32768)
+            ]
+            for kernel in ("ours", "fast")
+        ]
+        name, h100 = "h100.over_fa4.worst", "NVIDIA H100 80GB HBM3"
+        self.assertEqual(values(*reports, device=h100)[name], 0.9819)
+        self.assertNotIn(name, values(*reports))
+        self.assertNotIn(name, values(reports[0], device=h100))
 
 
 if __name__ == "__main__":

@@ -132,13 +132,9 @@ class Lives:
         return f"rank{'s' * (len(ranks) != 1)} {', '.join(names) or 'none'}"
 
     def wait_for(
-        self,
-        key: str,
-        rank: int,
-        timeout: datetime.timedelta,
-        what: str,
+        self, key: str, rank: int, timeout: datetime.timedelta, what: str,
         look: Callable[[], str | None] = lambda: None,
-    ) -> bytes | str:
+    ) -> bytes | str:  # fmt: skip
         """PatientStore.wait_for for a key that `rank` will set. CommError names the rank, and its
         host if known, also if its process has ended.
         """
@@ -162,13 +158,18 @@ class Lives:
         return rank in self._ended
 
     def find_ended(self, ranks: list[int]) -> list[int]:
-        """Those of the ranks that have ended, or do so soon."""
-        deadline = time.monotonic() + _GRACE_TIME
-        while True:
-            ended = [rank for rank in ranks if self.has_ended(rank)]
-            if ended or time.monotonic() > deadline:
-                return ended
+        """Those of the ranks that have ended, or do so soon: of the first of this group, as others
+        may have ended since because of them.
+        """
+        deadline, ended = time.monotonic() + _GRACE_TIME, []
+        while not ended and time.monotonic() <= deadline:
             time.sleep(0.01)
+            ended = [rank for rank in ranks if self.has_ended(rank)]
+        if ended:
+            with contextlib.suppress(Exception):  # of a store whose host has ended too
+                found = self.store.compare_set(f"{_PREFIX}/ended", "", json.dumps(ended))
+                ended = json.loads(found)
+        return ended
 
 
 def _has_ended(peer: socket.socket) -> bool:

@@ -46,15 +46,10 @@ class Meeting {
           std::chrono::milliseconds limit)
       : place_(std::move(place)), rank_(rank), num_ranks_(num_ranks), limit_(limit) {
     peers_.resize(static_cast<std::size_t>(num_ranks));
+    places_.resize(static_cast<std::size_t>(num_ranks));
   }
 
-  void meet() {
-    if (rank_ == 0) {
-      receive_all_ranks();
-    } else {
-      arrive();
-    }
-  }
+  void meet() { rank_ == 0 ? receive_all_ranks() : arrive(); }
 
   Gathered allgather(std::span<const std::byte> bytes) {
     return rank_ == 0 ? gather_and_spread(bytes) : give_and_take(bytes);
@@ -96,6 +91,7 @@ class Meeting {
     const bool is_taken = is_rank && peer(hello.rank).is_open();
     if (is_rank && !is_taken && hello.num_ranks == num_ranks_) {
       peer(hello.rank) = std::move(arrival.socket);
+      places_[static_cast<std::size_t>(hello.rank)] = " (" + arrival.who + ")";
       return true;
     }
     extra_ = std::move(arrival.socket);
@@ -183,7 +179,8 @@ class Meeting {
 
   void check(std::int32_t other, StreamSocket::Result result) {
     if (result == StreamSocket::Result::Done) return;
-    const std::string who = "rank " + std::to_string(other) + group();
+    const std::string who =
+        "rank " + std::to_string(other) + places_[static_cast<std::size_t>(other)] + group();
     if (result == StreamSocket::Result::Timeout) {
       end_meeting(static_cast<std::int32_t>(CommFailure::Timeout),
                   who + " did not answer rank " + std::to_string(rank_) + " within " +
@@ -221,7 +218,8 @@ class Meeting {
   std::int32_t num_ranks_;
   std::chrono::milliseconds limit_;
   std::vector<StreamSocket> peers_;
-  StreamSocket extra_;  ///< who came and has no place
+  std::vector<std::string> places_;  ///< [num_ranks], in words, of those that arrived here
+  StreamSocket extra_;               ///< who came and has no place
 };
 
 }  // namespace

@@ -75,7 +75,8 @@ TEST(DistMasks, AreThoseOfThePythonBench) {
                        {"varlen_causal", 19, 16416131},
                        {"window", 1, 16253440},
                        {"varlen_block_causal", 21, 27167494},
-                       {"prefix_tree", 563, 30516954}});
+                       {"prefix_tree", 563, 30516954},
+                       {"video_blocks", 4, 111149056}});
 }
 
 TEST(DistMasks, ShortOnesAreScaled) {
@@ -85,7 +86,8 @@ TEST(DistMasks, ShortOnesAreScaled) {
                      {"varlen_causal", 5, 44575},
                      {"window", 1, 135150},
                      {"varlen_block_causal", 5, 88550},
-                     {"prefix_tree", 14, 151564}});
+                     {"prefix_tree", 14, 151564},
+                     {"video_blocks", 5, 148801}});
 }
 
 TEST(PrefixTree, IsThatOfThePythonBench) {
