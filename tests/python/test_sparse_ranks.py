@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ import dense
 from magi_attention import api, masks
 from magi_attention.compat.keys.lookup import runtime_of
 from magi_attention.config import DispatchConfig, DistAttnConfig
+from magi_attention.errors import CommError
+from magi_attention.functional import _sparse
 from magi_attention.plan import Plan
 from pipeline_cases import Case, make_key
 from ranks import over, refuses
@@ -300,6 +303,44 @@ def test_blocks_on_two_ranks(group, rows: int = 250):
     refuses(
         lambda: bound.calc_sparse_attn(q, k, v, block_mask=visible, **options), ValueError, text
     )
+
+
+@over(1, 2, 4)
+def test_latents(group, rows: int = 150):
+    """Where the first columns of a key are its value, it travels once and has one gradient, as the
+    kernel of a GPU asks.
+    """
+    plan = Plan.from_mask(
+        masks.from_cu_seqlens([0, rows]), cp_size=group.size(), num_heads_q=HEADS[0],
+        num_heads_kv=1, head_dim=DIM + 4, head_dim_v=DIM,
+        config=DistAttnConfig(dispatch_config=DispatchConfig(chunk_size=16)),
+    )  # fmt: skip
+    bound = plan.bind(group)
+    lists = lists_inside(rows, rows, 5, 1)[:, :1].contiguous()
+    counts = counts_of_lists(lists, HEADS[0], rows)
+    lists = bound.dispatch(lists, pad_value=-1)
+    generator = torch.Generator().manual_seed(0)
+    shapes = (rows, HEADS[0], DIM + 4), (rows, 1, DIM + 4), (rows, HEADS[0], DIM)
+    q, k, upstream = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+    exact = q.requires_grad_(), k.requires_grad_()
+    wanted, _, _ = dense.attention(q, k, k[..., :DIM], counts)
+    wanted = [wanted.detach(), *torch.autograd.grad(wanted, exact, upstream)]
+    local = [bound.dispatch(x.detach()).requires_grad_() for x in exact]
+    if group.size() == 2:
+        v = local[1][..., :DIM]
+        v = v.clone() if bound.rank else v
+        text = "v is a view of k: rank 0 has True, rank 1 has False"
+        refuses(lambda: bound.calc_sparse_attn(*local, v, lists), CommError, text)
+    moved = mock.Mock(side_effect=bound.needed_keys.fetched)
+    is_latent = mock.patch.object(_sparse, "is_latent", lambda q, v: True)
+    with is_latent, mock.patch.object(bound.needed_keys, "fetched", moved):
+        for given in (lists, lambda: lists):
+            out, _ = bound.calc_sparse_attn(*local, local[1][..., :DIM], given)
+            found = out, *torch.autograd.grad(out, local, bound.dispatch(upstream))
+            for f, w in zip(found, wanted):
+                assert torch.allclose(bound.undispatch(f.detach()), w, 1e-9, 1e-9)
+    assert all(len(tensors) == 1 for (tensors, _), _ in moved.call_args_list)
+    assert moved.call_count == 2 * bound.needed_keys.moves_rows
 
 
 @over(1, 3)
