@@ -127,6 +127,19 @@ def packed_batch(step: int = 0) -> dict:
     }  # fmt: skip
 
 
+def padded_in_place(batch: dict) -> dict:
+    """packed_batch with rows between documents, and behind the last one."""
+    places, bounds = [], [0]
+    for begin, length in zip(itertools.accumulate((0, *DOCUMENTS[:-1])), DOCUMENTS):
+        padded = -(-length // 8) * 8
+        places += [*range(begin, begin + length), *[-1] * (padded - length)]
+        bounds.append(bounds[-1] + padded)
+    places = torch.tensor(places + [-1] * 8)
+    real = {name: batch[name][:, places] for name in ("tokens", "labels", "loss_mask")}
+    real["loss_mask"] *= places >= 0
+    return real | {"cu_seqlens": batch["cu_seqlens"], "cu_seqlens_padded": torch.tensor(bounds)}
+
+
 def hidden(documents=DOCUMENTS, window: int | None = None) -> torch.Tensor:
     """bool [1, 1, rows, rows] of packed causal documents, True: hidden."""
     of = torch.repeat_interleave(torch.arange(len(documents)), torch.tensor(documents))
@@ -358,20 +371,11 @@ def test_documents_padded_in_place(group, size):
     with on_cpu():
         group = start(size)
         batch = packed_batch()
-        wanted = reference(config(), batch, hidden())
-        places, bounds = [], [0]
-        for begin, length in zip(itertools.accumulate((0, *DOCUMENTS[:-1])), DOCUMENTS):
-            padded = -(-length // 8) * 8
-            places += [*range(begin, begin + length), *[-1] * (padded - length)]
-            bounds.append(bounds[-1] + padded)
-        places = torch.tensor(places + [-1] * 8)  # and behind the last one
-        real = {name: batch[name][:, places] for name in ("tokens", "labels", "loss_mask")}
-        real["loss_mask"] *= places >= 0
-        real["cu_seqlens"], real["cu_seqlens_padded"] = batch["cu_seqlens"], torch.tensor(bounds)
+        wanted, real = reference(config(), batch, hidden()), padded_in_place(batch)
         loss, found, local = shared_out(group, config(size), real)
         assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
         close(found, wanted[1])
-        assert local["tokens"].numel() == len(places) // size
+        assert local["tokens"].numel() == real["tokens"].numel() // size
 
 
 @ON_ALL
