@@ -14,6 +14,35 @@ void check_listed(const ListedCase& test) {
   check_listed_backward(test);
 }
 
+struct Most {
+  std::int32_t heads_kv, rows_q, rows_k;
+};
+
+/// Cases of up to as many query heads per kv head as `largest` has, half of them of at most 16.
+void check_random_cases(const ListedCase& largest, const Most& most) {
+  for (int i = 0; i < num_random_masks() / 4 && !::testing::Test::HasFailure(); ++i) {
+    ListedCase test = largest;
+    test.seed = static_cast<std::uint64_t>(first_random_mask() + i);
+    RandomStream random(test.seed);
+    test.heads_q = random.between(1, random.chance(50) ? 16 : largest.heads_q);
+    test.heads_kv = random.between(1, most.heads_kv);
+    test.heads_q *= test.heads_kv;
+    test.rows_q = random.between(1, most.rows_q);
+    test.rows_k = random.between(1, most.rows_k);
+    test.block_keys = random.chance(70) ? 1 : random.between(2, 40);
+    test.entries = random.between(0, 400) / test.block_keys;
+    test.sm_margin = random.chance(50) ? 0 : device_info(0).num_sms - random.between(1, 4);
+    test.layout = static_cast<Layout>(random.between(0, 2));
+    test.num_sinks = random.chance(70) ? 0 : 1;
+    test.has_max_logits = !test.is_latent() && random.chance(30);
+    test.has_dlse = random.chance(30);
+    test.is_fast = random.chance(50);
+    test.is_distinct = random.chance(50);
+    check_listed_forward(test);
+    if (i % 2 == 0) check_listed_backward(test);
+  }
+}
+
 class ListedTest : public GpuTest, public ::testing::WithParamInterface<std::tuple<DType, int>> {
  protected:
   ListedCase base(std::int32_t heads) const {
@@ -143,28 +172,7 @@ TEST_P(ListedTest, LayoutsDimsAndFloatOut) {
 }
 
 TEST_P(ListedTest, RandomCases) {
-  for (int i = 0; i < num_random_masks() / 4; ++i) {
-    const auto seed = static_cast<std::uint64_t>(first_random_mask() + i);
-    RandomStream random(seed);
-    ListedCase test = base(random.between(1, random.chance(50) ? 16 : 160));
-    test.seed = seed;
-    test.heads_kv = random.between(1, 3);
-    test.heads_q *= test.heads_kv;
-    test.rows_q = random.between(1, 40);
-    test.rows_k = random.between(1, 500);
-    test.block_keys = random.chance(70) ? 1 : random.between(2, 40);
-    test.entries = random.between(0, 400) / test.block_keys;
-    test.sm_margin = random.chance(50) ? 0 : device_info(0).num_sms - random.between(1, 4);
-    test.layout = static_cast<Layout>(random.between(0, 2));
-    test.num_sinks = random.chance(70) ? 0 : 1;
-    test.has_max_logits = random.chance(30);
-    test.has_dlse = random.chance(30);
-    test.is_fast = random.chance(50);
-    test.is_distinct = random.chance(50);
-    check_listed_forward(test);
-    if (i % 2 == 0) check_listed_backward(test);
-    if (HasFailure()) break;
-  }
+  check_random_cases(base(160), {.heads_kv = 3, .rows_q = 40, .rows_k = 500});
 }
 
 /// Only their first one is a block, and what lies behind the keys is not walked.
@@ -289,26 +297,7 @@ TEST_F(LatentTest, SumsInOrder) {
 }
 
 TEST_F(LatentTest, RandomCases) {
-  for (int i = 0; i < num_random_masks() / 4; ++i) {
-    const auto seed = static_cast<std::uint64_t>(first_random_mask() + i);
-    RandomStream random(seed);
-    ListedCase test = base(random.between(1, random.chance(50) ? 16 : 130));
-    test.seed = seed;
-    test.heads_kv = random.between(1, 2);
-    test.heads_q *= test.heads_kv;
-    test.rows_q = random.between(1, 6);
-    test.rows_k = random.between(1, 400);
-    test.block_keys = random.chance(70) ? 1 : random.between(2, 40);
-    test.entries = random.between(0, 400) / test.block_keys;
-    test.sm_margin = random.chance(50) ? 0 : device_info(0).num_sms - random.between(1, 4);
-    test.layout = static_cast<Layout>(random.between(0, 2));
-    test.num_sinks = random.chance(70) ? 0 : 1;
-    test.has_dlse = random.chance(30);
-    test.is_fast = random.chance(50);
-    check_listed_forward(test);
-    if (i % 2 == 0) check_listed_backward(test);
-    if (HasFailure()) break;
-  }
+  check_random_cases(base(130), {.heads_kv = 2, .rows_q = 6, .rows_k = 400});
 }
 
 using ListedRefusalTest = GpuTest;
