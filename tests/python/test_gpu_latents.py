@@ -74,8 +74,9 @@ def test_latents(gpu_ranks, size, transport):
 
 def layers_of_transformer_engine(group) -> None:
     """Gradients of Megatron's layers with the attention of Transformer Engine, and with ours."""
-    import test_megatron as megatron
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+
+    import test_megatron as megatron
     from test_megatron_latents import MLA, MLATransformerConfig
 
     cp_group, flags = megatron.start(group.size()), {"multi_latent_attention": True}

@@ -27,7 +27,7 @@ TRANSPORTS = ["nvlink", "nccl"]
 SEVERAL = pytest.mark.skipif(GPUS < 2, reason="one GPU alone")
 DETERMINISTIC = {"MAGI_ATTENTION_DETERMINISTIC_MODE": "1"}
 # Queries and keys of a block, None: lists of single queries. Blocks of 96 keys do not lie in the
-# plan's chunks, those of 48 queries are for ranges. The values of latents are columns of their keys.
+# plan's chunks, those of 48 queries are for ranges. Keys of latents hold their values.
 FORMS = {
     "keys": (None, 1),
     "latents": (None, 1),

@@ -24,14 +24,13 @@ from ranks import over
 from test_megatron import (
     close,
     config,
-    gpt,
-    gradients,
     hidden,
     packed_batch,
     padded_in_place,
     reference,
     shared_out,
     start,
+    under_megatrons_parameters,
 )
 from test_megatron import (
     on_cpu as without_gpu,
@@ -144,19 +143,8 @@ def test_norms_in_projections(is_rms):
 @over(4)
 def test_batches_of_megatron(group):
     """On one rank: packed parameters of Megatron."""
-    from megatron.core.packed_seq_params import PackedSeqParams
-
     with on_cpu():
         start(1)
         batch = packed_batch()
         wanted = reference(config(**MLA), batch, hidden())
-        bounds = batch["cu_seqlens"][0]
-        params = PackedSeqParams(
-            qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=30,
-            max_seqlen_kv=30,
-        )  # fmt: skip
-        model = gpt(config(**MLA), True)
-        losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"],
-                       packed_seq_params=params)  # fmt: skip
-        (losses * batch["loss_mask"]).sum().backward()
-        close(gradients(model), wanted[1])
+        close(under_megatrons_parameters(config(**MLA), batch), wanted[1])

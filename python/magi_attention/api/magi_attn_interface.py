@@ -360,10 +360,11 @@ def make_flex_key_for_new_mask_after_dispatch(
     dist_attn_config: DistAttnConfig | None = None,
     head_dim_v: int | None = None,
 ) -> DistAttnRuntimeKey:
-    """A key for another mask over rows that stay where key_for_dispatch placed them; heads and head
-    dims are that key's where they are None, but head_dim_v is a given head_dim. Of dist_attn_config the dispatch part is not read: it is
-    that of key_for_dispatch. No communication. Errors as magi_attn_flex_key; ValueError for a
-    key_for_dispatch that left the cache.
+    """A key for another mask over rows that stay where key_for_dispatch placed them; heads and
+    head dims are that key's where they are None, but head_dim_v is a given head_dim. Of
+    dist_attn_config the dispatch part is not read: it is that of key_for_dispatch. No
+    communication. Errors as magi_attn_flex_key; ValueError for a key_for_dispatch that left the
+    cache.
     """
     runtime_of(key_for_dispatch, "key_for_dispatch")
     old = key_for_dispatch

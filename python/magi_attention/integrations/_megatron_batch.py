@@ -101,7 +101,7 @@ class MagiPackedSeqParams(PackedSeqParams):
 
     plan: AnyPlan | None = None
     documents: Documents | None = None
-    heads: Heads = Heads(1, 1, 1)
+    heads: Heads | None = None
     position_ids: torch.Tensor | None = None
     has_next: torch.Tensor | None = None
     rotary_rows: RowsAt | None = None

@@ -40,8 +40,8 @@ from magi_attention.integrations._bound import (
 from magi_attention.integrations._documents import DESCRIBING, documents_in, refuse_hidden_rows
 from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.integrations._model_plans import (
-    chunked,
     Heads,
+    chunked,
     heads_of,
     make_plan,
     plans_of_documents,
@@ -124,8 +124,9 @@ def build_flex_key(
     cp_group: dist.ProcessGroup | None,
 ) -> AnyPlan:
     """The plan of a mask: a key of the group, or a bound plan where cp_group is None. head_dim_v
-    None: as head_dim. Equal arguments give the same one. One rank keeps its rows as they are; several get equal numbers of
-    rows, of which the last ones may be padding. ValueError for fewer rows than ranks.
+    None: as head_dim. Equal arguments give the same one. One rank keeps its rows as they are;
+    several get equal numbers of rows, of which the last ones may be padding. ValueError for fewer
+    rows than ranks.
     """
     check_kind("spec", spec, AttnMaskSpec, "an AttnMaskSpec")
     refuse_lone_process(cp_group)

@@ -292,8 +292,8 @@ def make_plan(
     config: DistAttnConfig,
     on: Plan | None,
 ) -> Plan:
-    """A plan for a group and its mesh; mask: q_ranges, k_ranges, types and rows; heads: query heads,
-    key-value heads, head dim, and that of v if it differs; on: the plan whose placement is kept.
+    """A plan for a group and its mesh; mask: q_ranges, k_ranges, types and rows; heads: of queries
+    and of keys, head dim, and that of v if it differs; on: the plan whose placement is kept.
     """
     cp_group, mesh = group
     plan = Plan.from_ranges(
