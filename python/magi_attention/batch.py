@@ -169,6 +169,7 @@ class BatchPlan:
         num_heads_q: int,
         num_heads_kv: int,
         head_dim: int,
+        head_dim_v: int | None = None,
         mask: Mask | None = None,
         config: DistAttnConfig | None = None,
         devices_per_node: int = 0,
@@ -179,7 +180,7 @@ class BatchPlan:
         """
         own = self.mask(micro_batch)
         placement = self._handle.placement(micro_batch, own.handle)
-        sizes = plan_sizes(self.num_ranks, num_heads_q, num_heads_kv, head_dim, None)
+        sizes = plan_sizes(self.num_ranks, num_heads_q, num_heads_kv, head_dim, head_dim_v)
         chosen = chosen_config(config, None, None, None)
         handle = (own if mask is None else mask).handle
         return Plan(to_plan(handle, sizes, chosen, placement, devices_per_node))

@@ -29,6 +29,7 @@ import torch
 import dense
 from magi_attention.functional import block_sparse_attn_func, flex_flash_attn_func
 
+LATENT = 576, 512  # the dims of keys whose first columns are the values
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 RESULTS = ("lse", "out", "dq", "dk", "dv")
 PART = 20  # cases that a process has of a round
@@ -70,6 +71,8 @@ def plain(q, k, v, counts, upstream):
     dq = torch.einsum("hqk,khd->qhd", dscores, wide_k)
     dk = torch.einsum("hqk,qhd->khd", dscores, q.double()).unflatten(1, (heads_kv, group)).sum(2)
     dv = torch.einsum("hqk,qhd->khd", rounded, dout).unflatten(1, (heads_kv, group)).sum(2)
+    if (k.shape[2], v.shape[2]) == LATENT:
+        dk[..., : v.shape[2]] += dv
     return [t.to(dtype) for t in (out, dq, dk, dv)]
 
 
@@ -97,6 +100,10 @@ class Case:
     heads: tuple[int, int]
     dims: tuple[int, int]
     dtype: torch.dtype
+
+    def qkv(self, leaves):
+        """Leaves with the values, which are columns of the keys where there are two."""
+        return leaves if len(leaves) == 3 else (*leaves, leaves[1][..., : self.dims[1]])
 
     @property
     def is_wide(self) -> bool:
@@ -158,6 +165,8 @@ def random_case(generator: random.Random, on_gpu: bool = False) -> Case:
     if on_gpu:
         dims = generator.choice(((64, 64), (128, 128)))
     dtype = generator.choice(DTYPES[2:] if on_gpu else DTYPES)
+    if on_gpu and kind in ("keys", "blocks") and heads_kv == 1 and generator.random() < 0.5:
+        dims, dtype = LATENT, torch.bfloat16
     heads = heads_kv * group, heads_kv
     name = f"{kind}, rows {rows_q}:{rows_k}, heads {heads}, blocks {sizes}, causal {is_causal}"
     return Case(f"{name}, {dims}, {dtype}", call, counts, heads, dims, dtype)
@@ -167,7 +176,8 @@ def inputs_of(case: Case, device: str):
     rows_q, rows_k = case.counts.shape[1:]
     (heads_q, heads_kv), (dim, dim_v) = case.heads, case.dims
     shapes = ((rows_q, heads_q, dim), (rows_k, heads_kv, dim), (rows_k, heads_kv, dim_v))
-    return [torch.randn(shape).to(device, case.dtype).requires_grad_() for shape in shapes]
+    count = 2 if case.dims == LATENT else 3
+    return [torch.randn(shape).to(device, case.dtype).requires_grad_() for shape in shapes[:count]]
 
 
 def wide_inputs(leaves):
@@ -195,7 +205,7 @@ def check(case: Case, generator: random.Random, device: str = "cpu") -> None:
     exact = wide_inputs(leaves)
     sink = options.get("sink")
     wanted, lse, _ = dense.attention(
-        *exact, case.counts, None if sink is None else sink.double(),
+        *case.qkv(exact), case.counts, None if sink is None else sink.double(),
         options.get("softmax_scale"), options.get("softcap", 0.0),
     )  # fmt: skip
     truth = [wanted, *gradients(wanted, exact, upstream.cpu().double())]
@@ -203,7 +213,7 @@ def check(case: Case, generator: random.Random, device: str = "cpu") -> None:
     assert near_lse, f"{case.name}: lse is off"
     allowed = [1e-9 if case.dtype == torch.float64 else 2e-4] * 4
     if not case.is_wide:
-        given = [*(t.detach().cpu() for t in leaves), case.counts, upstream.cpu()]
+        given = [t.detach().cpu() for t in case.qkv(leaves)] + [case.counts, upstream.cpu()]
         noise = noise_of_out(*given)
         allowed = [2 * error(s, t) + n for s, t, n in zip(plain(*given), truth, noise)]
     for name, f, t, limit in zip(RESULTS[1:], found, truth, allowed):
@@ -215,7 +225,7 @@ def check(case: Case, generator: random.Random, device: str = "cpu") -> None:
 
 def results(case: Case, leaves, options: dict[str, Any], upstream) -> list[torch.Tensor]:
     """RESULTS of one call."""
-    out, meta = case.call(*leaves, **options)
+    out, meta = case.call(*case.qkv(leaves), **options)
     return [meta.lse.detach(), out.detach(), *torch.autograd.grad(out, leaves, upstream)]
 
 

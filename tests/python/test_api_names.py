@@ -43,6 +43,7 @@ _PADDING = "padding is the plan's, so the argument may be left out"
 _GROUP = "required all the same: pad_size before it got a default, and cp_group= is its older name"
 _ONLY_VALUE = "True is the only value there is"
 _POSITIONS = "rows placed for another mask have its position ids"
+_VALUES = "heads of v may be narrower"
 _PAD_VALUE = "dispatch hands its pad_value on"
 
 # (name, parameter or field): why it is not in the original, or has another default there.
@@ -65,6 +66,9 @@ DEVIATIONS = {
     ("DistAttnRuntimeMgr.dispatch_kv", "pad_value"): _PAD_VALUE,
     ("_DispatchFunc.forward", "pad_value"): _PAD_VALUE,
     ("init_dist_attn_runtime_key", "placed_by"): "the field of the key",
+    ("init_dist_attn_runtime_key", "head_dim_v"): _VALUES,
+    ("DistAttnRuntimeKey", "head_dim_v"): _VALUES,
+    ("make_flex_key_for_new_mask_after_dispatch", "head_dim_v"): _VALUES,
     ("AttnForwardMeta", "max_logits"): "None unless asked for",
     ("compute_pad_size", "chunk_size"): "older releases took head_dim in its place",
     ("compute_pad_size", "head_dim"): _RENAMED,
@@ -82,7 +86,8 @@ DEVIATIONS = {
     ("magi_attn_varlen_key", "cp_group_or_mesh"): _GROUP,
 }
 for _kind in ("flex", "varlen"):
-    for _added in ("pad_size", "cp_group_or_mesh"):
+    DEVIATIONS[f"magi_attn_{_kind}_key", "head_dim_v"] = _VALUES
+    for _added in ("pad_size", "cp_group_or_mesh", "head_dim_v"):
         _reason = DEVIATIONS[f"magi_attn_{_kind}_key", _added]
         DEVIATIONS[f"magi_attn_{_kind}_dispatch", _added] = _reason
 

@@ -27,9 +27,10 @@ TRANSPORTS = ["nvlink", "nccl"]
 SEVERAL = pytest.mark.skipif(GPUS < 2, reason="one GPU alone")
 DETERMINISTIC = {"MAGI_ATTENTION_DETERMINISTIC_MODE": "1"}
 # Queries and keys of a block, None: lists of single queries. Blocks of 96 keys do not lie in the
-# plan's chunks, those of 48 queries are for ranges.
+# plan's chunks, those of 48 queries are for ranges. Keys of latents hold their values.
 FORMS = {
     "keys": (None, 1),
+    "latents": (None, 1),
     "key blocks": (None, 16),
     "masks": (64, 64),
     "lists": (32, 64),
@@ -39,10 +40,11 @@ FORMS = {
 }
 
 
-def bound_under(group, transport: str, mask=None):
+def bound_under(group, transport: str, form: str = "keys", mask=None):
+    (heads_q, heads_kv), dims = (HEADS, (DIM, DIM)) if form != "latents" else ((8, 1), (576, 512))
     plan = Plan.from_mask(
-        mask or masks.from_cu_seqlens([0, ROWS]), cp_size=group.size(), num_heads_q=HEADS[0],
-        num_heads_kv=HEADS[1], head_dim=DIM,
+        mask or masks.from_cu_seqlens([0, ROWS]), cp_size=group.size(), num_heads_q=heads_q,
+        num_heads_kv=heads_kv, head_dim=dims[0], head_dim_v=dims[1],
         config=DistAttnConfig(dispatch_config=DispatchConfig(chunk_size=CHUNK)),
     )  # fmt: skip
     return plan.bind(group, transport=transport if group.size() > 1 else None)
@@ -51,17 +53,18 @@ def bound_under(group, transport: str, mask=None):
 def chosen(bound, form: str, seed: int = 0):
     """What calc_sparse_attn takes on this rank, and how often each pair is seen."""
     q_size, k_size = FORMS[form]
+    heads_kv = bound.plan.report.num_heads_kv
     generator = torch.Generator("cpu").manual_seed(seed)
     first = torch.arange(0, ROWS, q_size or 1, device="cpu").view(-1, 1, 1)
-    num_blocks, group = -(-ROWS // k_size), HEADS[0] // HEADS[1]
+    num_blocks, group = -(-ROWS // k_size), HEADS[0] // heads_kv
     if q_size is None:
-        shape = ROWS, HEADS[1], 40
+        shape = ROWS, heads_kv, 40
         lists = torch.randint(num_blocks, shape, generator=generator, device="cpu").int()
         lists = lists.masked_fill((lists + 1) * k_size > first + 1, -1)  # some are empty
         counts = counts_of_lists(lists.cpu(), group, ROWS, (1, k_size), ROWS)
         local = bound.dispatch(lists.cuda(), pad_value=-1)
         return {"index_sparse_indices": local, "sparse_k_block_size": k_size}, counts
-    shape = HEADS[1], first.shape[0], num_blocks
+    shape = heads_kv, first.shape[0], num_blocks
     ends = (torch.arange(num_blocks, device="cpu") + 1) * k_size
     visible = torch.rand(shape, generator=generator, device="cpu") < 0.5
     visible &= ends.clamp(max=ROWS) <= first.view(1, -1, 1)
@@ -78,31 +81,40 @@ def chosen(bound, form: str, seed: int = 0):
 
 
 def inputs(bound, seed: int = 1) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-    """q, k, v and the gradient of out of all rows, and local leaves of the first three."""
-    generator = torch.Generator("cuda").manual_seed(seed)
+    """q, k, v and the gradient of out of all rows, and local leaves of the first three; latents
+    without v.
+    """
+    generator, of = torch.Generator("cuda").manual_seed(seed), bound.plan.report
+    kv = [(of.num_heads_kv, of.head_dim), (of.num_heads_kv, of.head_dim_v)]
+    shapes = [(of.num_heads_q, of.head_dim), *kv[: 1 + (of.head_dim == DIM)]]
     made = [
-        torch.randn(ROWS, heads, DIM, generator=generator, device="cuda").bfloat16()
-        for heads in (HEADS[0], HEADS[1], HEADS[1], HEADS[0])
+        torch.randn(ROWS, *shape, generator=generator, device="cuda").bfloat16()
+        for shape in (*shapes, (of.num_heads_q, of.head_dim_v))
     ]
-    local = [bound.dispatch(x).detach() for x in made]
-    return made, [x.requires_grad_() for x in local[:3]], local[3]
+    *local, upstream = (bound.dispatch(x).detach() for x in made)
+    return made, [x.requires_grad_() for x in local], upstream
+
+
+def with_values(leaves) -> tuple[torch.Tensor, ...]:
+    """q, k and v."""
+    return tuple(leaves) if len(leaves) == 3 else (*leaves, leaves[1][..., :512])
 
 
 def step(bound, leaves, upstream, given) -> list[torch.Tensor]:
     """out, lse, the error word, and gradients, of this rank."""
-    out, meta = bound.calc_sparse_attn(*leaves, **given)
+    out, meta = bound.calc_sparse_attn(*with_values(leaves), **given)
     gradients = torch.autograd.grad(out, leaves, upstream)
     return [out.detach(), meta.lse.detach(), meta.error_word, *gradients]
 
 
 def agree(group, transport: str, form: str) -> None:
     """With float64, given as tensors, and by a function that computes while keys come."""
-    bound = bound_under(group, transport)
+    bound = bound_under(group, transport, form)
     whole, leaves, upstream = inputs(bound)
     given, counts = chosen(bound, form)
-    exact = [x.double().cpu().requires_grad_() for x in whole[:3]]
-    wanted, lse, _ = dense.attention(*exact, counts.cpu())
-    gradients = torch.autograd.grad(wanted, exact, whole[3].double().cpu())
+    exact = [x.double().cpu().requires_grad_() for x in whole[:-1]]
+    wanted, lse, _ = dense.attention(*with_values(exact), counts.cpu())
+    gradients = torch.autograd.grad(wanted, exact, whole[-1].double().cpu())
     wanted = [wanted.detach(), lse.detach(), *gradients]
     late = {
         name: (lambda x=x: x) if isinstance(x, torch.Tensor) else x for name, x in given.items()
@@ -119,7 +131,7 @@ def agree(group, transport: str, form: str) -> None:
 
 
 def repeat(group, transport: str, form: str) -> None:
-    bound = bound_under(group, transport)
+    bound = bound_under(group, transport, form)
     _, leaves, upstream = inputs(bound)
     given, _ = chosen(bound, form)
     wanted = step(bound, leaves, upstream, given)
@@ -128,7 +140,7 @@ def repeat(group, transport: str, form: str) -> None:
 
 
 def wait_for_nothing(group, transport: str, form: str) -> None:
-    bound = bound_under(group, transport)
+    bound = bound_under(group, transport, form)
     _, leaves, upstream = inputs(bound)
     cases = [chosen(bound, form, seed)[0] for seed in range(3)]
     wanted = [step(bound, leaves, upstream, given) for given in cases]
@@ -145,7 +157,7 @@ def wait_for_nothing(group, transport: str, form: str) -> None:
 
 def captured(group, transport: str, form: str) -> None:
     """A graph of forward and backward follows what is chosen when it is replayed."""
-    bound = bound_under(group, transport)
+    bound = bound_under(group, transport, form)
     _, leaves, upstream = inputs(bound)
     given, _ = chosen(bound, form)
     (entries,) = (x for x in given.values() if isinstance(x, torch.Tensor))
@@ -172,7 +184,7 @@ def tell(group, transport: str) -> None:
     """NaN where keys that did not come are named, and nowhere else; entries outside count as none;
     what nobody chose may hold NaN.
     """
-    bound = bound_under(group, transport, masks.from_window(ROWS, 40, 0))
+    bound = bound_under(group, transport, mask=masks.from_window(ROWS, 40, 0))
     _, (q, k, v), _ = inputs(bound)
     own = bound.rows.position_ids_on(q.device)
     lists = own.int().view(-1, 1, 1).repeat(1, HEADS[1], 3)
@@ -237,21 +249,21 @@ def test_one_rank(gpu_ranks):
 
 
 @SEVERAL
-@pytest.mark.parametrize("form", ["keys", "masks", "moved"])
+@pytest.mark.parametrize("form", ["keys", "latents", "masks", "moved"])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_deterministic(gpu_ranks, transport, form):
     gpu_ranks.run(2, cases.environment, DETERMINISTIC, repeat, transport, form)
 
 
 @SEVERAL
-@pytest.mark.parametrize("form", ["keys", "key blocks", "masks", "lists", "moved", "causal"])
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "ranges"])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_host_waits_for_nothing(gpu_ranks, transport, form):
     gpu_ranks.run(2, wait_for_nothing, transport, form)
 
 
 @SEVERAL
-@pytest.mark.parametrize("form", ["keys", "masks", "moved"])
+@pytest.mark.parametrize("form", ["keys", "latents", "masks", "moved"])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_captured_step(gpu_ranks, transport, form):
     gpu_ranks.run(2, cases.environment, DETERMINISTIC, captured, transport, form)

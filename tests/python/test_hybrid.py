@@ -169,7 +169,7 @@ def _plans(model, ranks: int, placement: str, group):
     """Plans of the packed documents, one for each type of attention that differs."""
     config = zoo.config_of(model)
     spec = packed.AttnMaskSpec.varlen(zoo.DOCUMENTS)
-    heads = dict(zip(("num_heads_q", "num_heads_kv", "head_dim"), heads_of(model)))
+    heads = heads_of(model)._asdict()
     whole = Plan.from_ranges(
         *spec.ranges(), spec.total_seqlen, cp_size=ranks, placement=placement, **heads
     )

@@ -167,10 +167,8 @@ def test_autocast_changes_nothing(group):
 def mla(cp_size: int, rows: int = 1 << 16, bounds=None, **options) -> Plan:
     """A plan of DeepSeek's heads."""
     mask = masks.from_cu_seqlens([0, rows] if bounds is None else bounds)
-    return Plan.from_mask(
-        mask, cp_size=cp_size, num_heads_q=128, num_heads_kv=128, head_dim=192, head_dim_v=128,
-        **options,
-    )  # fmt: skip
+    sizes = {"num_heads_q": 128, "num_heads_kv": 128, "head_dim": 192, "head_dim_v": 128}
+    return Plan.from_mask(mask, cp_size=cp_size, **sizes | options)
 
 
 def test_bytes_of_latents():
@@ -197,8 +195,13 @@ def test_bytes_that_move(group, mode: str):
 
 
 def test_what_is_faster():
-    """One rank has all rows already; where keys and values take long latents win."""
+    """Where nothing travels latents save nothing; where keys and values take long they win."""
     assert mla(1).price_latents(512, 64).mode == "expanded"
+    for cp_size, rows, bounds in ((1, 256, None), (2, 256, [0, 128, 256]), (1, 32, None)):
+        for heads in (4, 128):
+            alone = mla(cp_size, rows, bounds, num_heads_q=heads, num_heads_kv=heads)
+            price = alone.price_latents(512, 64)
+            assert (price.mode, price.expanded_bytes) == ("expanded", 0)
     near, far = (mla(8, 1 << 14, devices_per_node=size).price_latents(512, 64) for size in (0, 2))
     assert far.latent_bytes == near.latent_bytes and near.mode == "expanded"
     assert far.expanded_seconds > near.expanded_seconds and far.latent_seconds > near.latent_seconds

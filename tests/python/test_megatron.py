@@ -134,6 +134,19 @@ def samples_of_step() -> list[dict]:
     return [dict(zip(names, part, strict=True)) for part in zip(*parts, strict=True)]
 
 
+def padded_in_place(batch: dict) -> dict:
+    """packed_batch with rows between documents, and behind the last one."""
+    places, bounds = [], [0]
+    for begin, length in zip(itertools.accumulate((0, *DOCUMENTS[:-1])), DOCUMENTS):
+        padded = -(-length // 8) * 8
+        places += [*range(begin, begin + length), *[-1] * (padded - length)]
+        bounds.append(bounds[-1] + padded)
+    places = torch.tensor(places + [-1] * 8)
+    real = {name: batch[name][:, places] for name in ("tokens", "labels", "loss_mask")}
+    real["loss_mask"] *= places >= 0
+    return real | {"cu_seqlens": batch["cu_seqlens"], "cu_seqlens_padded": torch.tensor(bounds)}
+
+
 def hidden(documents=DOCUMENTS, window: int | None = None) -> torch.Tensor:
     """bool [1, 1, rows, rows] of packed causal documents, True: hidden."""
     of = torch.repeat_interleave(torch.arange(len(documents)), torch.tensor(documents))
@@ -169,6 +182,12 @@ def close(found: dict, wanted: dict, allowed: float = 1e-5) -> None:
         assert error <= allowed * max(1.0, gradient.abs().max().item()), f"{name}: {error:.3g}"
 
 
+def same_step(loss, found: dict, wanted: tuple) -> None:
+    """The loss and gradients that `reference` gives."""
+    assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
+    close(found, wanted[1])
+
+
 def reference(settings, batch, mask, embedding="rope", rows=slice(None)):
     """Loss and gradients of Megatron's own attention under a dense mask."""
     model = gpt(settings, False, embedding)
@@ -192,20 +211,30 @@ def shared_out(group, settings, batch, embedding="rope"):
     return total, found, local
 
 
-def check_packed(cp_size: int, embedding: str = "rope", **changes) -> None:
-    """Packed documents: the gradients of Megatron's own attention."""
+def under_megatrons_parameters(settings, batch) -> dict[str, torch.Tensor]:
+    """Gradients of our attention to a packed batch as Megatron describes it."""
+    bounds, longest = batch["cu_seqlens"][0], max(DOCUMENTS)
+    params = PackedSeqParams("thd", bounds, bounds, max_seqlen_q=longest, max_seqlen_kv=longest)
+    model = gpt(settings, True)
+    losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"],
+                   packed_seq_params=params)  # fmt: skip
+    (losses * batch["loss_mask"]).sum().backward()
+    return gradients(model)
+
+
+def check_packed(cp_size, embedding="rope", place=lambda batch: batch, **changes) -> None:
+    """Packed documents, as place gives them: the gradients of Megatron's own attention."""
     with on_cpu():
-        group = start(cp_size)
-        batch = packed_batch()
-        window = changes.get("window_size")
-        mask = hidden(window=None if window is None else window[0])
+        group, batch = start(cp_size), packed_batch()
+        mask = hidden(window=changes.get("window_size", (None,))[0])
         wanted = reference(config(), batch, mask, embedding)
-        loss, found, local = shared_out(group, config(cp_size, **changes), batch, embedding)
-        assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
-        close(found, wanted[1])
+        real, settings = place(batch), config(cp_size, **changes)
+        loss, found, local = shared_out(group, settings, real, embedding)
+        same_step(loss, found, wanted)
         # Equal shards, padded once.
+        rows = real["tokens"].numel()
         plan = ours.bound_of(local["packed_seq_params"].plan).plan
-        assert plan.pad_size == 0 and plan.total_seqlen == -(-ROWS // cp_size) * cp_size
+        assert plan.pad_size == 0 and plan.total_seqlen == -(-rows // cp_size) * cp_size
         assert local["tokens"].shape == (1, plan.total_seqlen // cp_size)
 
 
@@ -297,8 +326,7 @@ def test_several_tokens(group, size):
     from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 
     with on_cpu():
-        group = start(size)
-        batch = packed_batch()
+        group, batch = start(size), packed_batch()
         # Megatron's roll knows documents of packed parameters; its own attention does not.
         settings = dict(
             mtp_num_layers=2, mtp_loss_scaling_factor=0.3, calculate_per_token_loss=True
@@ -339,8 +367,7 @@ def test_padding(group, size):
             wanted = reference(config(), {**batch, "position_ids": positions}, hidden((20,)))
             batch["attention_mask"] = padding
             loss, found, local = shared_out(group, config(size), batch)
-            assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
-            close(found, wanted[1])
+            same_step(loss, found, wanted)
             if padding is shown:
                 assert local["tokens"].numel() == -(-35 // size)
 
@@ -349,23 +376,7 @@ def test_padding(group, size):
 @pytest.mark.parametrize("size", [1, 2])
 def test_documents_padded_in_place(group, size):
     """cu_seqlens_padded: rows between documents are seen by nobody."""
-    with on_cpu():
-        group = start(size)
-        batch = packed_batch()
-        wanted = reference(config(), batch, hidden())
-        places, bounds = [], [0]
-        for begin, length in zip(itertools.accumulate((0, *DOCUMENTS[:-1])), DOCUMENTS):
-            padded = -(-length // 8) * 8
-            places += [*range(begin, begin + length), *[-1] * (padded - length)]
-            bounds.append(bounds[-1] + padded)
-        places = torch.tensor(places + [-1] * 8)  # and behind the last one
-        real = {name: batch[name][:, places] for name in ("tokens", "labels", "loss_mask")}
-        real["loss_mask"] *= places >= 0
-        real["cu_seqlens"], real["cu_seqlens_padded"] = batch["cu_seqlens"], torch.tensor(bounds)
-        loss, found, local = shared_out(group, config(size), real)
-        assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
-        close(found, wanted[1])
-        assert local["tokens"].numel() == len(places) // size
+    check_packed(size, place=padded_in_place)
 
 
 @ON_ALL
@@ -385,30 +396,19 @@ def test_batches_of_megatron(group):
             close(gradients(model), wanted[1])
         batch = packed_batch()
         wanted = reference(config(), batch, hidden())
-        bounds = batch["cu_seqlens"][0]
-        params = PackedSeqParams(
-            qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=30,
-            max_seqlen_kv=30,
-        )  # fmt: skip
-        model = gpt(config(), True)
-        losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"],
-                       packed_seq_params=params)  # fmt: skip
-        (losses * batch["loss_mask"]).sum().backward()
-        close(gradients(model), wanted[1])
+        close(under_megatrons_parameters(config(), batch), wanted[1])
 
 
 @ON_ALL
 def test_without_a_group(group):
     """prepare_batch of this process alone."""
     with on_cpu():
-        start(1)
-        batch = packed_batch()
+        _, batch = start(1), packed_batch()
         wanted = reference(config(), batch, hidden())
         loss, found, _ = shared_out(None, config(), batch)
         with pytest.raises(ValueError, match="cp_group has 1 ranks; allowed: 2, context_parallel"):
             ours.prepare_batch(batch, config(2), None)
-        assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
-        close(found, wanted[1])
+        same_step(loss, found, wanted)
 
 
 @ON_ALL

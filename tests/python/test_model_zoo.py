@@ -29,6 +29,20 @@ def test_latents(group):
         assert kind == "right" and calls > 0, f"{model_type}: {kind}, {text}, {calls} calls"
 
 
+@over(1, 2)
+def test_narrow_values(group):
+    """Plans have the head dim of values, so that no zeros travel and kernels compute none."""
+    from transformers import DeepseekV3Config
+
+    for config, dims in ((DeepseekV3Config(), (192, 128)), (model_zoo.make("axk2"), (16, 8))):
+        for place in (group, None):
+            plan = model_zoo.plans_of_documents(config, model_zoo.DOCUMENTS, place)
+            plan = next(iter(plan.values())) if isinstance(plan, dict) else plan
+            report = model_zoo.ours.bound_of(plan).plan.report
+            assert (report.head_dim, report.head_dim_v) == dims
+    assert model_zoo.walk(group, ["deepseek_v3"])["deepseek_v3"][0] == "right"
+
+
 def test_alone():
     models = (
         "llama", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss",

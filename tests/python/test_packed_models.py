@@ -164,7 +164,7 @@ def test_images():
         logits.square().sum().backward()
         found.append((logits.detach(), models.gradients(model)))
     (wanted, wanted_gradients), (logits, gradients) = found
-    assert seen == [(ROWS, (4, 2, 8))] * 2  # of each layer of the language model
+    assert seen == [(ROWS, (4, 2, 8, 8))] * 2  # of each layer of the language model
     assert (logits - wanted).abs().max() < 1e-9
     for key, gradient in wanted_gradients.items():
         assert (gradients[key] - gradient).abs().max() <= 1e-7 * max(1.0, gradient.abs().max())

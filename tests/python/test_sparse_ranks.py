@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ import dense
 from magi_attention import api, masks
 from magi_attention.compat.keys.lookup import runtime_of
 from magi_attention.config import DispatchConfig, DistAttnConfig
+from magi_attention.errors import CommError
+from magi_attention.functional import _sparse
 from magi_attention.plan import Plan
 from pipeline_cases import Case, make_key
 from ranks import over, refuses
@@ -28,25 +32,31 @@ def tensors(rows: int, seed: int = 0):
     return [t.requires_grad_() for t in made]
 
 
-def bound_under(mask, group, uneven: bool = False):
+def bound_under(mask, group, uneven: bool = False, heads_kv: int = HEADS[1], dim: int = DIM):
     config = DistAttnConfig(dispatch_config=DispatchConfig(chunk_size=16, uneven_shard=uneven))
     plan = Plan.from_mask(
-        mask, cp_size=group.size(), num_heads_q=HEADS[0], num_heads_kv=HEADS[1], head_dim=DIM,
-        config=config,
+        mask, cp_size=group.size(), num_heads_q=HEADS[0], num_heads_kv=heads_kv, head_dim=dim,
+        head_dim_v=DIM, config=config,
     )  # fmt: skip
     return plan.bind(group)
 
 
+def with_values(leaves):
+    """q, k and v, which are columns of k where there are two."""
+    return leaves if len(leaves) == 3 else (*leaves, leaves[1][..., :DIM])
+
+
 def check_results(bound, call, leaves, counts):
-    """call(local q, k, v) -> out, meta against dense attention, with all gradients."""
+    """call(local q, k, v) -> out, meta against dense attention, with gradients of all leaves."""
     local = [bound.dispatch(x) for x in leaves]
-    out, meta = call(*local)
-    upstream = torch.randn(leaves[0].shape, dtype=torch.float64, generator=torch.Generator())
+    out, meta = call(*with_values(local))
+    shape = *leaves[0].shape[:2], DIM
+    upstream = torch.randn(shape, dtype=torch.float64, generator=torch.Generator())
     (out * bound.dispatch(upstream)).sum().backward()
     found = [bound.undispatch(out.detach()), bound.undispatch(meta.lse.detach())]
     found += [leaf.grad for leaf in leaves]
     exact = [leaf.detach().requires_grad_() for leaf in leaves]
-    wanted, lse, _ = dense.attention(*exact, counts)
+    wanted, lse, _ = dense.attention(*with_values(exact), counts)
     gradients = torch.autograd.grad(wanted, exact, upstream, materialize_grads=True)
     for name, f, w in zip(("out", "lse", "dq", "dk", "dv"), found, (wanted, lse, *gradients)):
         w = w.detach()
@@ -300,6 +310,30 @@ def test_blocks_on_two_ranks(group, rows: int = 250):
     refuses(
         lambda: bound.calc_sparse_attn(q, k, v, block_mask=visible, **options), ValueError, text
     )
+
+
+@over(1, 2, 4)
+def test_latents(group, rows: int = 150):
+    """Keys that hold their values travel once and have one gradient, as a GPU's kernel asks."""
+    bound = bound_under(masks.from_cu_seqlens([0, rows]), group, heads_kv=1, dim=DIM + 4)
+    lists = lists_inside(rows, rows, 5, 1)[:, :1].contiguous()
+    counts = counts_of_lists(lists, HEADS[0], rows)
+    lists = bound.dispatch(lists, pad_value=-1)
+    q, k, _ = (torch.cat((x, x[..., :4] + 1), 2).detach() for x in tensors(rows))
+    if group.size() == 2:  # one of two ranks has values apart
+        local = with_values([bound.dispatch(x) for x in (q, k[:, :1])])
+        local = (*local[:2], local[2].clone() if bound.rank else local[2])
+        text = "v is a view of k: rank 0 has True, rank 1 has False"
+        refuses(lambda: bound.calc_sparse_attn(*local, lists), CommError, text)
+    moved = mock.Mock(side_effect=bound.needed_keys.fetched)
+    is_latent = mock.patch.object(_sparse, "is_latent", lambda q, v: True)
+    with is_latent, mock.patch.object(bound.needed_keys, "fetched", moved):
+        for given in (lists, lambda: lists):
+            leaves = [x.clone().requires_grad_() for x in (q, k[:, :1])]
+            call = partial(bound.calc_sparse_attn, index_sparse_indices=given)
+            check_results(bound, call, leaves, counts)
+    widths = [len(tensors) for (tensors, _), _ in moved.call_args_list]
+    assert widths == [1, 1] * bound.needed_keys.moves_rows
 
 
 @over(1, 3)

@@ -70,7 +70,7 @@ def magi_attn_flex_key(
     total_seqlen_q: int, total_seqlen_k: int, num_heads_q: int, num_heads_kv: int, head_dim: int,
     pad_size: int, cp_group_or_mesh: GroupOrMesh, dist_attn_config: DistAttnConfig = ...,
     is_same_source: bool = ..., is_q_permutable: bool = ..., is_k_permutable: bool = ...,
-    chunk_size: int | None = ...,
+    chunk_size: int | None = ..., head_dim_v: int | None = ...,
 ) -> DistAttnRuntimeKey: ...  # fmt: skip
 @overload
 def magi_attn_flex_key(
@@ -78,7 +78,7 @@ def magi_attn_flex_key(
     total_seqlen_q: int, total_seqlen_k: int, num_heads_q: int, num_heads_kv: int, head_dim: int,
     *, cp_group_or_mesh: GroupOrMesh, dist_attn_config: DistAttnConfig = ...,
     is_same_source: bool = ..., is_q_permutable: bool = ..., is_k_permutable: bool = ...,
-    chunk_size: int | None = ...,
+    chunk_size: int | None = ..., head_dim_v: int | None = ...,
 ) -> DistAttnRuntimeKey: ...  # fmt: skip
 @_with_older_names
 def magi_attn_flex_key(
@@ -97,6 +97,7 @@ def magi_attn_flex_key(
     is_q_permutable: bool = True,
     is_k_permutable: bool = True,
     chunk_size: int | None = None,
+    head_dim_v: int | None = None,
 ) -> DistAttnRuntimeKey:
     """Plans attention over the ranks of a group and gives a runtime key, which dispatch, calc_attn
     and undispatch take. The same arguments give the same key without planning. No communication.
@@ -106,7 +107,8 @@ def magi_attn_flex_key(
     - attn_mask_type: one type, or one for each range: "full", "causal", "inv_causal", "bi_causal"
       or AttnMaskType.
     - total_seqlen_q, total_seqlen_k, equal: rows of the sequence, without padding.
-    - num_heads_q, a multiple of num_heads_kv; head_dim: elements of a head.
+    - num_heads_q, a multiple of num_heads_kv; head_dim: elements of a head,
+      head_dim_v: of one of v, None: as many.
     - cp_group_or_mesh: a process group, a 1-D device mesh, or a 2-D one (between nodes, inside),
       whose rows are nodes where MAGI_ATTENTION_HIERARCHICAL_COMM is 1.
     - dist_attn_config: how rows are placed, what travels, how much overlaps.
@@ -124,7 +126,7 @@ def magi_attn_flex_key(
             f"total_seqlen_k is {total_seqlen_k}; allowed: {total_seqlen_q}, as total_seqlen_q"
         )
     _check_old_sizes(dist_attn_config, pad_size, chunk_size)
-    heads = (num_heads_q, num_heads_kv, head_dim)
+    heads = (num_heads_q, num_heads_kv, head_dim, head_dim_v)
     mask = q_ranges, k_ranges, attn_mask_type, total_seqlen_q
     return find_or_make(mask, heads, cp_group_or_mesh, dist_attn_config, chunk_size=chunk_size)
 
@@ -134,14 +136,14 @@ def magi_attn_varlen_key(
     cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, num_heads_q: int, num_heads_kv: int,
     head_dim: int, pad_size: int, cp_group_or_mesh: GroupOrMesh, causal: bool = ...,
     window_size: tuple[int, int] = ..., dist_attn_config: DistAttnConfig = ...,
-    chunk_size: int | None = ...,
+    chunk_size: int | None = ..., head_dim_v: int | None = ...,
 ) -> DistAttnRuntimeKey: ...  # fmt: skip
 @overload
 def magi_attn_varlen_key(
     cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, num_heads_q: int, num_heads_kv: int,
     head_dim: int, *, cp_group_or_mesh: GroupOrMesh, causal: bool = ...,
     window_size: tuple[int, int] = ..., dist_attn_config: DistAttnConfig = ...,
-    chunk_size: int | None = ...,
+    chunk_size: int | None = ..., head_dim_v: int | None = ...,
 ) -> DistAttnRuntimeKey: ...  # fmt: skip
 @_with_older_names
 def magi_attn_varlen_key(
@@ -156,6 +158,7 @@ def magi_attn_varlen_key(
     window_size: tuple[int, int] = (-1, -1),
     dist_attn_config: DistAttnConfig = _DEFAULT_CONFIG,
     chunk_size: int | None = None,
+    head_dim_v: int | None = None,
 ) -> DistAttnRuntimeKey:
     """A runtime key for packed documents, each of which sees itself alone.
 
@@ -174,8 +177,9 @@ def magi_attn_varlen_key(
         )
     heads = num_heads_q, num_heads_kv, head_dim
     return magi_attn_flex_key(
-        *mask, *heads, pad_size, cp_group_or_mesh, dist_attn_config, chunk_size=chunk_size
-    )
+        *mask, *heads, pad_size, cp_group_or_mesh, dist_attn_config, chunk_size=chunk_size,
+        head_dim_v=head_dim_v,
+    )  # fmt: skip
 
 
 def magi_attn_flex_dispatch(
@@ -354,11 +358,13 @@ def make_flex_key_for_new_mask_after_dispatch(
     num_heads_kv: int | None = None,
     head_dim: int | None = None,
     dist_attn_config: DistAttnConfig | None = None,
+    head_dim_v: int | None = None,
 ) -> DistAttnRuntimeKey:
-    """A key for another mask over rows that stay where key_for_dispatch placed them; heads and head
-    dim are that key's where they are None. Of dist_attn_config the dispatch part is not read: it is
-    that of key_for_dispatch. No communication. Errors as magi_attn_flex_key; ValueError for a
-    key_for_dispatch that left the cache.
+    """A key for another mask over rows that stay where key_for_dispatch placed them; heads and
+    head dims are that key's where they are None, but head_dim_v is a given head_dim. Of
+    dist_attn_config the dispatch part is not read: it is that of key_for_dispatch. No
+    communication. Errors as magi_attn_flex_key; ValueError for a key_for_dispatch that left the
+    cache.
     """
     runtime_of(key_for_dispatch, "key_for_dispatch")
     old = key_for_dispatch
@@ -370,6 +376,7 @@ def make_flex_key_for_new_mask_after_dispatch(
         old.num_heads_q if num_heads_q is None else num_heads_q,
         old.num_heads_kv if num_heads_kv is None else num_heads_kv,
         old.head_dim if head_dim is None else head_dim,
+        old.head_dim_v if head_dim is None and head_dim_v is None else head_dim_v,
     )
     mask = q_ranges, k_ranges, attn_mask_type, old.total_seqlen_q - old.pad_size
     return find_or_make(mask, heads, old.cp_mesh or old.cp_group, config, old.placed_by or old)

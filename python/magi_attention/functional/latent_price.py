@@ -27,8 +27,9 @@ class LatentPrice:
 
     @property
     def mode(self) -> str:
-        """The faster one, as calc_latent_attn names it."""
-        return "latent" if self.latent_seconds < self.expanded_seconds else "expanded"
+        """The faster one, as calc_latent_attn names it; "expanded" where nothing travels."""
+        is_faster = self.latent_seconds < self.expanded_seconds
+        return "latent" if is_faster and self.expanded_bytes > 0 else "expanded"
 
     def __str__(self) -> str:
         found = []

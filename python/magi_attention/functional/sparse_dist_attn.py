@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.nn.functional import pad
 
-from magi_attention._native.attention import Options
+from magi_attention._native.attention import Options, is_latent
 from magi_attention._native.handles import PlanHandle
 from magi_attention.common._arguments import as_bool, check_int
 from magi_attention.common._block_ranges import Blocks, error_word_of_lists
@@ -24,8 +24,10 @@ from magi_attention.functional._rank_attention import LocalShape, RankAttention
 from magi_attention.functional._sparse import (
     SparseForwardMeta,
     attend_to_lists,
+    check_latents,
     check_own_backend,
     check_word,
+    has_values_of,
 )
 from magi_attention.functional.block_sparse import (
     MAX_BLOCK_SIZE,
@@ -184,7 +186,7 @@ def attend_to_chosen_keys(
     try:
         chosen = chosen_of(*given)
         is_late = callable(chosen.entries)
-        q, k, v = check_qkv(*qkv)
+        q, k, v = check_qkv(*qkv, under_lists=chosen.is_of_rows)
         check_own_backend(attention.local_shape.backend)
         _check_shapes((q, k, v), attention.local_shape)
         scale, softcap = check_params(*numbers, q.dtype)
@@ -193,20 +195,26 @@ def attend_to_chosen_keys(
             k.shape[0], chosen.k_size, k.device, chosen.is_causal * chosen.q_size
         )
         local = None if is_late else _local(chosen, q, k.shape[1], needed.total, blocks)
+        is_one = has_values_of(k, v)
+        if is_latent(q, v):
+            check_latents(k, v)
     except Exception as error:
         attention.refuse(error)
         raise
     agreed = Options(scale, softcap)
-    call = attention.begin_gathered(q, v, agreed, sparse_k_block_size=chosen.k_size)
+    sizes = {"sparse_k_block_size": chosen.k_size, "v is a view of k": is_one}
+    call = attention.begin_gathered(q, v, agreed, **sizes)
+    sent = (k,) if is_one else (k, v)
     if is_late:
 
         def choose() -> _Found:
             found = chosen._replace(entries=chosen.entries())
             return _local(found, q, k.shape[1], needed.total, blocks)
 
-        (k, v), local = _gather_beside(needed, (k, v), call, blocks.rows, choose)
+        found, local = _gather_beside(needed, sent, call, blocks.rows, choose)
     else:
-        k, v = needed.gather((k, v), call, blocks.rows)
+        found = needed.gather(sent, call, blocks.rows)
+    k, v = (found[0], found[0][..., : v.shape[2]]) if is_one else found
     numbers = *numbers, not attention.is_fast_backward
     with telling(needed.refuse):
         if chosen.is_of_rows:

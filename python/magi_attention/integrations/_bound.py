@@ -49,11 +49,11 @@ def calc(
     return_max_logits: bool = False,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
     """out and meta of q, k, v [rows, heads, dim] under the plan, in autocast's type where it is on;
-    a key counts as used by this call. Heads of values that are narrower or wider than those of keys
-    (latent attention) get zeros, which change nothing.
+    a key counts as used by this call. Heads that are narrower than the plan's get zeros, which
+    change nothing.
     """
     dim_v = qkv[2].shape[2]
-    qkv, softmax_scale = with_equal_dims(qkv, softmax_scale)
+    qkv, softmax_scale = with_dims_of(plan, qkv, softmax_scale)
     options = (sink, softmax_scale, softcap, return_max_logits)
     qkv = of_autocast(qkv)
     if isinstance(plan, BoundPlan):
@@ -63,15 +63,17 @@ def calc(
     return (out if out.shape[2] == dim_v else out[..., :dim_v]), meta
 
 
-def with_equal_dims(
-    qkv: tuple[torch.Tensor, ...], softmax_scale: float | None
+def with_dims_of(
+    plan: AnyPlan, qkv: tuple[torch.Tensor, ...], softmax_scale: float | None
 ) -> tuple[tuple[torch.Tensor, ...], float | None]:
-    """q, k, v with zeros after narrower heads, and the scale of those that were given."""
-    dim, dim_v = qkv[0].shape[2], qkv[2].shape[2]
-    if dim == dim_v:
+    """q, k, v with zeros after heads narrower than the plan's, and the scale of those given."""
+    of = plan.attention.local_shape if isinstance(plan, BoundPlan) else plan
+    dim, dims = qkv[0].shape[2], (of.head_dim, of.head_dim, of.head_dim_v)
+    missing = [max(0, wanted - x.shape[2]) for x, wanted in zip(qkv, dims)]
+    if not any(missing):
         return qkv, softmax_scale
     softmax_scale = dim**-0.5 if softmax_scale is None else softmax_scale
-    return tuple(pad(x, (0, max(dim, dim_v) - x.shape[2])) for x in qkv), softmax_scale
+    return tuple(pad(x, (0, count)) for x, count in zip(qkv, missing)), softmax_scale
 
 
 def of_autocast(qkv: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -106,7 +106,7 @@ class MagiPackedSeqParams(PackedSeqParams):
 
     plan: AnyPlan | None = None
     documents: Documents | None = None
-    heads: Heads = (1, 1, 1)
+    heads: Heads | None = None
     position_ids: torch.Tensor | None = None
     has_next: torch.Tensor | None = None
     rotary_rows: RowsAt | None = None
@@ -129,13 +129,14 @@ class MagiPackedSeqParams(PackedSeqParams):
 
 
 def heads_of_rank(config: Any) -> Heads:
-    """Head counts of one tensor parallel rank, and the head dim, of a TransformerConfig."""
+    """Those of one tensor parallel rank, of a TransformerConfig."""
     ranks = config.tensor_model_parallel_size
     groups = config.num_query_groups or config.num_attention_heads
     if config.multi_latent_attention:
         heads = config.num_attention_heads // ranks
-        return heads, heads, config.qk_head_dim + config.qk_pos_emb_head_dim
-    return config.num_attention_heads // ranks, max(1, groups // ranks), config.kv_channels
+        dim = config.qk_head_dim + config.qk_pos_emb_head_dim
+        return Heads(heads, heads, dim, config.v_head_dim)
+    return Heads(config.num_attention_heads // ranks, max(1, groups // ranks), config.kv_channels)
 
 
 def prepare_batch(
@@ -244,10 +245,7 @@ def prepare_micro_batch(
             rows[name][row : row + plan.lengths[sample]] = values[sample]
     refuse_other_samples([rows], cp_group)
     heads = heads_of_rank(config)
-    num_heads_q, num_heads_kv, head_dim = heads
-    bound = plan.plan(
-        micro_batch, num_heads_q=num_heads_q, num_heads_kv=num_heads_kv, head_dim=head_dim
-    ).bind(cp_group)
+    bound = plan.plan(micro_batch, **heads._asdict()).bind(cp_group)
     return _shared_out(rows, documents, bound, heads)
 
 

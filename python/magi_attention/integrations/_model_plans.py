@@ -7,7 +7,7 @@ import importlib
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -21,7 +21,6 @@ from magi_attention.integrations._bound import AnyPlan
 from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.plan import BoundPlan, Plan
 
-Heads = tuple[int, int, int]  # of queries, of keys and values, head dim
 _MASKS_KEPT = 16
 _alone = LruCache(_MASKS_KEPT)  # plans of processes without a group
 INDEXED_LAYERS = "indexed_attention"  # to keys that an indexer chooses, of all before a query
@@ -29,13 +28,25 @@ INDEXED_LAYERS = "indexed_attention"  # to keys that an indexer chooses, of all 
 UNATTENDED_LAYERS = {"linear_attention", "conv", "mamba", "recurrent", "moe", "mlp"}
 
 
+class Heads(NamedTuple):
+    """Heads of queries, and of keys and values; elements of one, and of one of values, None: as
+    many.
+    """
+
+    num_heads_q: int
+    num_heads_kv: int
+    head_dim: int
+    head_dim_v: int | None = None
+
+
 def heads_of(model: Any) -> Heads:
-    """(num_heads_q, num_heads_kv, head_dim) of a model with a config, of a config, or given so.
+    """The heads of a model with a config, of a config, or given as a tuple of three or four.
     ValueError for a config that does not say them.
     """
     if isinstance(model, tuple):
-        names = ("num_heads_q", "num_heads_kv", "head_dim")
-        return tuple(check_int(name, value, 1) for name, value in zip(names, model, strict=True))
+        names = Heads._fields[: max(3, len(model))]
+        given = zip(names, model, strict=True)
+        return Heads(*(check_int(name, value, 1) for name, value in given))
     config = config_of(model)
     num_heads_q = getattr(config, "num_attention_heads", None)
     if not isinstance(num_heads_q, int):
@@ -46,7 +57,8 @@ def heads_of(model: Any) -> Heads:
     num_heads_kv = getattr(config, "num_key_value_heads", None) or num_heads_q
     if getattr(config, "multi_query", False) is True:
         num_heads_kv = 1
-    return num_heads_q, num_heads_kv, _head_dim_of(config, num_heads_q)
+    head_dim_v = getattr(config, "v_head_dim", None)
+    return Heads(num_heads_q, num_heads_kv, _head_dim_of(config, num_heads_q), head_dim_v)
 
 
 def config_of(model: Any) -> Any:
@@ -60,9 +72,7 @@ def config_of(model: Any) -> Any:
 
 
 def _head_dim_of(config: Any, num_heads_q: int) -> int:
-    """Returns the head dim of queries and keys. Latent attention has two parts; values may be
-    narrower.
-    """
+    """Returns the head dim of queries and keys. Latent attention has two parts."""
     parts = [getattr(config, name, None) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
     if all(parts):
         return sum(parts)
@@ -81,7 +91,7 @@ def make_plan(
     same one. One rank keeps the sequence as it is, several get equal numbers of rows. on: whose
     placement it keeps.
     """
-    size = size_of(cp_group)
+    size, heads = size_of(cp_group), Heads(*heads)
     if spec.total_seqlen < size:  # rows that nobody sees, so that every rank has one
         spec = replace(spec, total_seqlen=size)
     if size == 1:
@@ -90,20 +100,22 @@ def make_plan(
         return _plan_alone(spec, heads, config)
     q_ranges, k_ranges, types = spec.ranges()
     if on is not None:
-        return make_flex_key_for_new_mask_after_dispatch(q_ranges, k_ranges, types, on, *heads)
-    sizes = (spec.total_seqlen, spec.total_seqlen, *heads)
+        return make_flex_key_for_new_mask_after_dispatch(
+            q_ranges, k_ranges, types, on, **heads._asdict()
+        )
+    rows = spec.total_seqlen
     return magi_attn_flex_key(
-        q_ranges, k_ranges, types, *sizes, cp_group_or_mesh=cp_group, dist_attn_config=config
-    )
+        q_ranges, k_ranges, types, rows, rows, **heads._asdict(), cp_group_or_mesh=cp_group,
+        dist_attn_config=config,
+    )  # fmt: skip
 
 
 def on_plan(spec: AttnMaskSpec, heads: Heads, on: BoundPlan) -> BoundPlan:
     """A bound plan of another mask over the rows of one."""
-    num_heads_q, num_heads_kv, head_dim = heads
+    cp_size = on.plan.cp_size
     return Plan.from_ranges(
-        *spec.ranges(), spec.total_seqlen, cp_size=on.plan.cp_size, num_heads_q=num_heads_q,
-        num_heads_kv=num_heads_kv, head_dim=head_dim, on=on.plan,
-    ).bind(on.cp_group)  # fmt: skip
+        *spec.ranges(), spec.total_seqlen, cp_size=cp_size, **heads._asdict(), on=on.plan
+    ).bind(on.cp_group)
 
 
 def _plan_alone(spec: AttnMaskSpec, heads: Heads, config: DistAttnConfig) -> AnyPlan:
@@ -111,11 +123,9 @@ def _plan_alone(spec: AttnMaskSpec, heads: Heads, config: DistAttnConfig) -> Any
     seen = spec.fingerprint(), heads, config, key_snapshot()
     bound = _alone.get(seen)
     if bound is None:
-        num_heads_q, num_heads_kv, head_dim = heads
         bound = _alone[seen] = Plan.from_ranges(
-            *spec.ranges(), spec.total_seqlen, cp_size=1, num_heads_q=num_heads_q,
-            num_heads_kv=num_heads_kv, head_dim=head_dim, config=config,
-        ).bind()  # fmt: skip
+            *spec.ranges(), spec.total_seqlen, cp_size=1, **heads._asdict(), config=config
+        ).bind()
     return bound
 
 

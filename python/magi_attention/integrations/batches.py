@@ -167,11 +167,10 @@ class MagiBatchCollator(MagiCollator):
     def _bound(
         self, plan: BatchPlan, micro_batch: int, spec: AttnMaskSpec, heads: Heads
     ) -> BoundPlan:
-        num_heads_q, num_heads_kv, head_dim = heads
         mask = from_ranges(*spec.ranges(), spec.total_seqlen, spec.total_seqlen)
         made = plan.plan(
-            micro_batch, num_heads_q=num_heads_q, num_heads_kv=num_heads_kv, head_dim=head_dim,
-            mask=mask, config=self.config, devices_per_node=self._devices_per_node,
+            micro_batch, **heads._asdict(), mask=mask, config=self.config,
+            devices_per_node=self._devices_per_node,
         )  # fmt: skip
         return made.bind(self.cp_group)
 

@@ -45,7 +45,7 @@ from magi_attention.integrations._megatron_batch import (
 )
 from magi_attention.integrations._megatron_latents import put_latents_under_plans
 from magi_attention.integrations._megatron_recurrent import put_under_plans
-from magi_attention.integrations._model_plans import make_plan
+from magi_attention.integrations._model_plans import Heads, make_plan
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
 _EVERYTHING = (-1, -1)
@@ -114,7 +114,7 @@ class MagiCoreAttention(MegatronModule):
             if option is not None:
                 raise ValueError(f"{name} is given; allowed: None")
         mask_type = self.attn_mask_type if attn_mask_type is None else attn_mask_type
-        plan = self._plan(query, key, attention_mask, mask_type, packed_seq_params)
+        plan = self._plan((query, key, value), attention_mask, mask_type, packed_seq_params)
         if value.dim() < query.dim():  # of a layer that hands on latents
             tensors = query.flatten(0, 1), value.flatten(0, 1), key.flatten(0, -2)
             tensors = of_autocast((*tensors, self.up_projection))
@@ -146,7 +146,8 @@ class MagiCoreAttention(MegatronModule):
         known = self.current_max_attn_logits
         self.current_max_attn_logits = found if known is None else torch.maximum(known, found)
 
-    def _plan(self, query, key, attention_mask, mask_type, params) -> AnyPlan:
+    def _plan(self, qkv, attention_mask, mask_type, params) -> AnyPlan:
+        query, key, value = qkv
         is_causal = mask_type in _CAUSAL
         if isinstance(params, MagiPackedSeqParams):
             if attention_mask is not None:
@@ -164,7 +165,7 @@ class MagiCoreAttention(MegatronModule):
                 f"packed_seq_params holds no plan, over {ranks} ranks; allowed: those of "
                 "prepare_batch"
             )
-        heads = query.shape[-2], key.shape[-2], query.shape[-1]
+        heads = Heads(query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1])
         lengths = _lengths_without_plan(query, attention_mask, is_causal, params)
         return make_plan(
             AttnMaskSpec.varlen(lengths, is_causal, window_size=self.window), heads, None

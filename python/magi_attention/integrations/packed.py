@@ -40,6 +40,7 @@ from magi_attention.integrations._bound import (
 from magi_attention.integrations._documents import DESCRIBING, documents_in, refuse_hidden_rows
 from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.integrations._model_plans import (
+    Heads,
     chunked,
     heads_of,
     make_plan,
@@ -119,15 +120,17 @@ def build_flex_key(
     num_heads_q: int,
     num_heads_kv: int,
     head_dim: int,
+    head_dim_v: int | None = None,
     cp_group: dist.ProcessGroup | None,
 ) -> AnyPlan:
-    """The plan of a mask: a key of the group, or a bound plan where cp_group is None. Equal
-    arguments give the same one. One rank keeps its rows as they are; several get equal numbers of
-    rows, of which the last ones may be padding. ValueError for fewer rows than ranks.
+    """The plan of a mask: a key of the group, or a bound plan where cp_group is None. head_dim_v
+    None: as head_dim. Equal arguments give the same one. One rank keeps its rows as they are;
+    several get equal numbers of rows, of which the last ones may be padding. ValueError for fewer
+    rows than ranks.
     """
     check_kind("spec", spec, AttnMaskSpec, "an AttnMaskSpec")
     refuse_lone_process(cp_group)
-    heads = heads_of((num_heads_q, num_heads_kv, head_dim))
+    heads = heads_of((num_heads_q, num_heads_kv, head_dim, head_dim_v or head_dim))
     return make_plan(spec, heads, cp_group, chunked(DEFAULT_CHUNK_SIZE))
 
 
@@ -180,7 +183,8 @@ def magi_prepare_packed_cp(
     cu_seqlens_padded, which goes first), int [documents + 1], padded by entries below 0; or
     sequences [batch, rows] with seq_lens (seq_lens_padded) [batch, documents]. spec: another mask
     than packed causal documents. model: a model or config with head counts, or (num_heads_q,
-    num_heads_kv, head_dim). ValueError for bounds that do not end with the rows.
+    num_heads_kv, head_dim), also with head_dim_v. ValueError for bounds that do not end with the
+    rows.
     """
     check_kind("batch", batch, Mapping, "a mapping")
     given = flat_batch(batch, is_packed=True)
@@ -273,7 +277,7 @@ def magi_prepare_vlm(
                 "carries its state; allowed: 1 for models with recurrent layers"
             )
 
-    def causal(rows: int, heads: tuple[int, int, int]) -> AnyPlan:
+    def causal(rows: int, heads: Heads) -> AnyPlan:
         if len(lengths) > 1 and rows != sum(lengths):
             raise ValueError(
                 f"the language model has {rows} rows; allowed: {sum(lengths)}, as the batch has of "
@@ -320,7 +324,7 @@ def make_magi_attn_func(softmax_scale: float | None = None) -> Callable[..., tor
                 refuse_lone_process(None)
                 return _causal_of_torch(q, k, v, softmax_scale)
         shape = q.shape
-        plan = _plan_of_call(q, k, options, window)
+        plan = _plan_of_call((q, k, v), options, window)
         flat = tuple(tensor.flatten(0, 1) if tensor.dim() == 4 else tensor for tensor in (q, k, v))
         out, _ = calc(plan, flat, None, softmax_scale)
         return out.view(*shape[:-1], out.shape[-1])
@@ -372,12 +376,13 @@ def _window(given: Any) -> tuple[int, int]:
 
 
 def _plan_of_call(
-    q: torch.Tensor, k: torch.Tensor, options: dict[str, Any], window: tuple[int, int]
+    qkv: tuple[torch.Tensor, ...], options: dict[str, Any], window: tuple[int, int]
 ) -> AnyPlan:
+    q, k, v = qkv
     cp_group = active.cp_group
     size = size_of(cp_group)
     batch, rows = (q.shape[0], q.shape[1]) if q.dim() == 4 else (1, q.shape[0])
-    heads = q.shape[-2], k.shape[-2], q.shape[-1]
+    heads = Heads(q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
     plan, spec = options.get("magi_plan"), options.get("magi_attn_spec")
     bounds = next((options[name] for name in _BOUNDS if options.get(name) is not None), None)
     if plan is None and size > 1:

@@ -39,7 +39,7 @@ from magi_attention.integrations._bound import (
     bound_of,
     calc,
     reach_of,
-    with_equal_dims,
+    with_dims_of,
 )
 from magi_attention.integrations._documents import DESCRIBING, FROM_THE_END, IMPLIED, LEARNED
 from magi_attention.integrations._model_calls import (
@@ -59,7 +59,7 @@ from magi_attention.integrations._model_checks import (
 )
 from magi_attention.integrations._model_indexed import attend_to_chosen, without_others
 from magi_attention.integrations._model_latents import attend_to_latents
-from magi_attention.integrations._model_plans import INDEXED_LAYERS
+from magi_attention.integrations._model_plans import INDEXED_LAYERS, Heads
 from magi_attention.integrations._model_recurrent import route
 from magi_attention.integrations._model_rows import needs_whole_tables, over_ranks
 from magi_attention.integrations._packed_batch import refuse_other_samples
@@ -229,7 +229,7 @@ def attention(
     # Made of the rows that a causal layer gets; others are a vision tower's. Compilers cannot ask
     # whether a dict is callable.
     if not isinstance(plan, Mapping) and callable(plan):
-        heads = query.shape[1], key.shape[1], max(query.shape[3], value.shape[3])
+        heads = Heads(query.shape[1], key.shape[1], query.shape[3], value.shape[3])
         plan = plan(query.shape[2], heads) if is_causal else None
     if plan is None:
         if given is None:
@@ -280,7 +280,7 @@ def _attend(
     elif chosen is None:
         out, _ = calc(plan, (q, k, v), sink, scaling, softcap)
     else:
-        (q, k, v), scaling = with_equal_dims((q, k, v), scaling)
+        (q, k, v), scaling = with_dims_of(plan, (q, k, v), scaling)
         out = attend_to_chosen(bound_of(plan), (q, k, v), chosen, sink, scaling, softcap)
         out = out[..., : value.shape[3]]
     return out.view(batch, rows, heads, -1)

@@ -57,6 +57,7 @@ class DistAttnRuntimeKey:
     # The key whose placement this one keeps: keys of one mask on different placements differ.
     placed_by: DistAttnRuntimeKey | None = field(default=None, repr=False)
     cost_file: str = field(default="", repr=False)
+    head_dim_v: int = 0  # 0: as head_dim
 
     # What calls with this key need of its bound plan: its attention, weakly; the number and
     # local shape of that, which a compiled graph can hold; its reach. None and 0 for a key without.
@@ -70,12 +71,8 @@ class DistAttnRuntimeKey:
         """is_auto_range_merge_enable under its present name."""
         return self.is_auto_range_merge_enable
 
-    @property
-    def head_dim_v(self) -> int:
-        """head_dim, which v has too."""
-        return self.head_dim
-
     def __post_init__(self) -> None:
+        object.__setattr__(self, "head_dim_v", self.head_dim_v or self.head_dim)
         parts = [getattr(self, f.name) for f in fields(self) if f.name != "cp_mesh"]
         object.__setattr__(self, "_hash", hash(tuple(parts)))
         holds_groups(self, "cp_group", "cp_mesh")
@@ -148,10 +145,11 @@ def init_dist_attn_runtime_key(
     cp_mesh: DeviceMesh | None,
     dist_attn_config: DistAttnConfig,
     placed_by: DistAttnRuntimeKey | None = None,
+    head_dim_v: int | None = None,
 ) -> DistAttnRuntimeKey:
     """A key from its parts and the environment variables: a value, in no cache and without a plan.
-    pad_size and chunk_size in rows. placed_by: the key whose placement it keeps. The functions of
-    magi_attention.api make keys together with their plans.
+    pad_size and chunk_size in rows. placed_by: the key whose placement it keeps. head_dim_v None:
+    as head_dim. The functions of magi_attention.api make keys together with their plans.
     """
     return DistAttnRuntimeKey(
         q_ranges=q_ranges.clone(), k_ranges=k_ranges.clone(),
@@ -167,5 +165,5 @@ def init_dist_attn_runtime_key(
         is_flatten_head_groups_enable=general.is_flatten_head_groups_enable(),
         kernel_backend=general.kernel_backend(), precision=general.precision(),
         is_auto_range_merge_enable=general.is_range_merge_enable(), placed_by=placed_by,
-        cost_file=general.cost_file(),
+        cost_file=general.cost_file(), head_dim_v=head_dim_v or head_dim,
     )  # fmt: skip

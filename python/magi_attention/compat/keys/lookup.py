@@ -33,15 +33,15 @@ _log = logging.getLogger(__name__)
 
 def find_or_make(
     mask: tuple[AttnRanges, AttnRanges, Any, int],
-    heads: tuple[int, int, int],
+    heads: tuple[int, int, int, int | None],
     group_or_mesh: Any,
     config: DistAttnConfig,
     placed_by: DistAttnRuntimeKey | None = None,
     chunk_size: int | None = None,
 ) -> DistAttnRuntimeKey:
     """The key of these arguments of a key function, as the most recent one of its group. mask:
-    q_ranges, k_ranges, types and rows; heads: query heads, key-value heads, head dim; chunk_size:
-    the older argument, in place of the config's.
+    q_ranges, k_ranges, types and rows; heads: query heads, key-value heads, head dim and that
+    of v, None: the same; chunk_size: the older argument, in place of the config's.
     """
     q, k, mask_type, rows = mask
     for name, ranges in (("q_ranges", q), ("k_ranges", k)):
@@ -49,10 +49,12 @@ def find_or_make(
             raise TypeError(f"{name} is a {type(ranges).__name__}; allowed: AttnRanges")
     if not isinstance(config, DistAttnConfig):
         check_kind("dist_attn_config", config, DistAttnConfig, "DistAttnConfig")
+    if heads[3] is None:
+        heads = *heads[:3], heads[2]
     if type(rows) is not int or any(type(size) is not int for size in heads):
         # A tensor that is one may change in place, but is the same object then.
         rows = check_int("total_seqlen_q", rows, 1, MAX_ROWS)
-        named = zip(("num_heads_q", "num_heads_kv", "head_dim"), heads)
+        named = zip(("num_heads_q", "num_heads_kv", "head_dim", "head_dim_v"), heads)
         heads = tuple(check_int(name, size, 1) for name, size in named)
     mask = q, k, mask_type, rows
     arguments = (
@@ -110,8 +112,8 @@ def _make(mask, heads, group_or_mesh, config, placed_by, chunk_size) -> DistAttn
         plan.total_seqlen, plan.cp_size, plan.chunk_size, plan.report.balance,
     )  # fmt: skip
     key = init_dist_attn_runtime_key(
-        *mask, plan.padded_seqlen, plan.padded_seqlen, *heads, plan.pad_size, plan.chunk_size,
-        group, mesh, config, placed_by,
+        *mask, plan.padded_seqlen, plan.padded_seqlen, *heads[:3], plan.pad_size, plan.chunk_size,
+        group, mesh, config, placed_by, heads[3],
     )  # fmt: skip
     managers = dist_attn_runtime_dict_mgr.of(group)
     if placed_by in managers and replace(key, placed_by=None) == placed_by:
@@ -122,7 +124,7 @@ def _make(mask, heads, group_or_mesh, config, placed_by, chunk_size) -> DistAttn
         bound = BoundPlan(plan, group, dist_attn_runtime_dict_mgr.communicator(group))
         placed = placed_by or key
         positions = seen_rows(placed.q_ranges, placed.k_ranges)
-        runtime = manage(plan, bound, heads, config, (key.q_ranges, key.k_ranges), positions)
+        runtime = manage(plan, bound, heads[:3], config, (key.q_ranges, key.k_ranges), positions)
         managers[key] = runtime
     managers.touch(key)
     key.name_plan(runtime.bound)

@@ -234,7 +234,8 @@ class DistAttnRuntimeMgr:
         bands = [b for b in plan.handle.mask().bands().tolist() if b[0] < b[1] and b[2] < b[3]]
         return (
             plan.padded_seqlen, plan.chunk_size, plan.chunk_ranks, sorted(bands), self.num_heads_q,
-            self.num_heads_kv, self.head_dim, self.dist_attn_config.overlap_config,
+            self.num_heads_kv, self.head_dim, plan.report.head_dim_v,
+            self.dist_attn_config.overlap_config,
         )  # fmt: skip
 
 
@@ -284,18 +285,19 @@ def init_dist_attn_runtime_mgr(
 
 def make_plan(
     mask: tuple,
-    heads: tuple[int, int, int],
+    heads: tuple[int, ...],
     group: tuple[dist.ProcessGroup, DeviceMesh | None],
     config: DistAttnConfig,
     on: Plan | None,
 ) -> Plan:
-    """A plan for a group and its mesh; mask: q_ranges, k_ranges, types and rows; on: the plan whose
-    placement is kept.
+    """A plan for a group and its mesh; mask: q_ranges, k_ranges, types and rows; heads: of queries
+    and of keys, head dim, and that of v if it differs; on: the plan whose placement is kept.
     """
     cp_group, mesh = group
     plan = Plan.from_ranges(
         *mask, cp_size=size_of(cp_group), num_heads_q=heads[0], num_heads_kv=heads[1],
-        head_dim=heads[2], config=config, on=on, devices_per_node=devices_per_node(mesh, cp_group),
+        head_dim=heads[2], head_dim_v=heads[-1] if len(heads) > 3 else None, config=config, on=on,
+        devices_per_node=devices_per_node(mesh, cp_group),
     )  # fmt: skip
     if general.is_sanity_check_enable() and plan.defects():
         raise RuntimeError(f"the plan has defects: {plan.defects()}")

@@ -257,6 +257,12 @@ void check_listed_backward(const ListedCase& test) {
   ASSERT_NO_THROW(again.run_sync(inputs, lists));
   if (!test.is_fast) return expect_same_gradients(first.gradients, again.gradients);
   expect_same_bits(first.gradients.dq, again.gradients.dq);
+  for (const GuardedTensor* sums : {&again.gradients.dk, &again.gradients.dv}) {
+    if (test.is_latent() && sums == &again.gradients.dv) continue;  // which dk holds
+    const std::vector<double> values = values_of(*sums);
+    EXPECT_TRUE(std::ranges::none_of(values, [](double x) { return std::isnan(x); }))
+        << "a key that no list names reached a gradient";
+  }
   if (test.num_sinks > 0) expect_same_bits(*first.gradients.dsink, *again.gradients.dsink);
 }
 

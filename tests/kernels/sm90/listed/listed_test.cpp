@@ -14,6 +14,70 @@ void check_listed(const ListedCase& test) {
   check_listed_backward(test);
 }
 
+void check_lengths_around_tiles(ListedCase test) {
+  for (const std::int32_t entries : {1, 63, 64, 65, 127, 128, 129, 192, 256, 700}) {
+    test.entries = entries;
+    for (const bool is_full : {false, true}) {
+      test.has_full_lists = is_full;
+      check_listed(test);
+    }
+  }
+}
+
+void check_nothing_to_see(ListedCase test) {
+  test.entries = 0;
+  check_listed(test);
+  test.num_sinks = 2;
+  check_listed(test);
+  test.entries = 30;
+  test.rows_k = 0;
+  check_listed(test);
+  test.rows_q = 0;
+  check_listed(test);
+  test.params.sink_layout = SinkLayout::RowSinkHead;
+  check_listed(test);
+}
+
+/// Items follow each other through the rings of one CTA or two, and add to the same keys.
+void check_one_multiprocessor(ListedCase test, std::int32_t rows_q) {
+  test.heads_kv = 2;
+  test.rows_q = rows_q;
+  test.sm_margin = device_info(0).num_sms - 1;
+  for (const std::int32_t entries : {20, 100, 200}) {
+    test.entries = entries;
+    check_listed(test);
+  }
+}
+
+struct Most {
+  std::int32_t heads_kv, rows_q, rows_k;
+};
+
+/// Cases of up to as many query heads per kv head as `largest` has, half of them of at most 16.
+void check_random_cases(const ListedCase& largest, const Most& most) {
+  for (int i = 0; i < num_random_masks() / 4 && !::testing::Test::HasFailure(); ++i) {
+    ListedCase test = largest;
+    test.seed = static_cast<std::uint64_t>(first_random_mask() + i);
+    RandomStream random(test.seed);
+    test.heads_q = random.between(1, random.chance(50) ? 16 : largest.heads_q);
+    test.heads_kv = random.between(1, most.heads_kv);
+    test.heads_q *= test.heads_kv;
+    test.rows_q = random.between(1, most.rows_q);
+    test.rows_k = random.between(1, most.rows_k);
+    test.block_keys = random.chance(70) ? 1 : random.between(2, 40);
+    test.entries = random.between(0, 400) / test.block_keys;
+    test.sm_margin = random.chance(50) ? 0 : device_info(0).num_sms - random.between(1, 4);
+    test.layout = static_cast<Layout>(random.between(0, 2));
+    test.num_sinks = random.chance(70) ? 0 : 1;
+    test.has_max_logits = !test.is_latent() && random.chance(30);
+    test.has_dlse = random.chance(30);
+    test.is_fast = random.chance(50);
+    test.is_distinct = random.chance(50);
+    check_listed_forward(test);
+    if (i % 2 == 0) check_listed_backward(test);
+  }
+}
+
 class ListedTest : public GpuTest, public ::testing::WithParamInterface<std::tuple<DType, int>> {
  protected:
   ListedCase base(std::int32_t heads) const {
@@ -32,32 +96,11 @@ TEST_P(ListedTest, HeadsOfAKvHead) {
 }
 
 TEST_P(ListedTest, LengthsAroundTiles) {
-  for (const std::int32_t entries : {1, 63, 64, 65, 127, 128, 129, 256, 700}) {
-    for (const std::int32_t heads : {4, 128}) {
-      ListedCase test = base(heads);
-      test.entries = entries;
-      check_listed(test);
-      test.has_full_lists = true;
-      check_listed(test);
-    }
-  }
+  for (const std::int32_t heads : {4, 128}) check_lengths_around_tiles(base(heads));
 }
 
 TEST_P(ListedTest, NothingToSee) {
-  for (const std::int32_t heads : {4, 128}) {
-    ListedCase test = base(heads);
-    test.entries = 0;
-    check_listed(test);
-    test.num_sinks = 2;
-    check_listed(test);
-    test.entries = 30;
-    test.rows_k = 0;
-    check_listed(test);
-    test.rows_q = 0;
-    check_listed(test);
-    test.params.sink_layout = SinkLayout::RowSinkHead;
-    check_listed(test);
-  }
+  for (const std::int32_t heads : {4, 128}) check_nothing_to_see(base(heads));
 }
 
 /// Queries of one tile see keys of each other.
@@ -98,17 +141,8 @@ TEST_P(ListedTest, BlocksOfKeys) {
   }
 }
 
-/// Items follow each other through the rings of one CTA or two, and add to the same keys.
 TEST_P(ListedTest, OneMultiprocessorWalksAllItems) {
-  for (const std::int32_t heads : {12, 140}) {
-    ListedCase test = base(heads);
-    test.heads_kv = 2;
-    test.rows_q = 23;
-    test.sm_margin = device_info(0).num_sms - 1;
-    check_listed(test);
-    test.entries = 20;
-    check_listed(test);
-  }
+  for (const std::int32_t heads : {12, 140}) check_one_multiprocessor(base(heads), 23);
 }
 
 TEST_P(ListedTest, SoftcapSinksMaxLogitsAndTheGradientOfLse) {
@@ -143,28 +177,7 @@ TEST_P(ListedTest, LayoutsDimsAndFloatOut) {
 }
 
 TEST_P(ListedTest, RandomCases) {
-  for (int i = 0; i < num_random_masks() / 4; ++i) {
-    const auto seed = static_cast<std::uint64_t>(first_random_mask() + i);
-    RandomStream random(seed);
-    ListedCase test = base(random.between(1, random.chance(50) ? 16 : 160));
-    test.seed = seed;
-    test.heads_kv = random.between(1, 3);
-    test.heads_q *= test.heads_kv;
-    test.rows_q = random.between(1, 40);
-    test.rows_k = random.between(1, 500);
-    test.block_keys = random.chance(70) ? 1 : random.between(2, 40);
-    test.entries = random.between(0, 400) / test.block_keys;
-    test.sm_margin = random.chance(50) ? 0 : device_info(0).num_sms - random.between(1, 4);
-    test.layout = static_cast<Layout>(random.between(0, 2));
-    test.num_sinks = random.chance(70) ? 0 : 1;
-    test.has_max_logits = random.chance(30);
-    test.has_dlse = random.chance(30);
-    test.is_fast = random.chance(50);
-    test.is_distinct = random.chance(50);
-    check_listed_forward(test);
-    if (i % 2 == 0) check_listed_backward(test);
-    if (HasFailure()) break;
-  }
+  check_random_cases(base(160), {.heads_kv = 3, .rows_q = 40, .rows_k = 500});
 }
 
 /// Only their first one is a block, and what lies behind the keys is not walked.
@@ -228,40 +241,12 @@ class LatentTest : public GpuTest {
 
 TEST_F(LatentTest, HeadsAndLengthsAroundTiles) {
   for (const std::int32_t heads : {1, 63, 64, 65, 128, 200}) check_listed(base(heads));
-  for (const std::int32_t entries : {1, 63, 64, 65, 127, 128, 129, 192, 700}) {
-    ListedCase test = base(20);
-    test.entries = entries;
-    check_listed(test);
-    test.has_full_lists = true;
-    check_listed(test);
-  }
+  check_lengths_around_tiles(base(20));
 }
 
-TEST_F(LatentTest, NothingToSee) {
-  ListedCase test = base(70);
-  test.entries = 0;
-  check_listed(test);
-  test.num_sinks = 2;
-  check_listed(test);
-  test.entries = 30;
-  test.rows_k = 0;
-  check_listed(test);
-  test.rows_q = 0;
-  check_listed(test);
-}
+TEST_F(LatentTest, NothingToSee) { check_nothing_to_see(base(70)); }
 
-/// Items follow each other through the rings of one CTA or two, and add to the same keys.
-TEST_F(LatentTest, OneMultiprocessorWalksAllItems) {
-  ListedCase test = base(70);
-  test.heads_kv = 2;
-  test.heads_q *= 2;
-  test.rows_q = 9;
-  test.sm_margin = device_info(0).num_sms - 1;
-  for (const std::int32_t entries : {20, 100, 200}) {
-    test.entries = entries;
-    check_listed(test);
-  }
-}
+TEST_F(LatentTest, OneMultiprocessorWalksAllItems) { check_one_multiprocessor(base(140), 9); }
 
 TEST_F(LatentTest, SinksScaleLayoutsAndFloatOut) {
   for (const Layout layout : {Layout::PaddedRows, Layout::HeadMajor}) {
@@ -289,26 +274,7 @@ TEST_F(LatentTest, SumsInOrder) {
 }
 
 TEST_F(LatentTest, RandomCases) {
-  for (int i = 0; i < num_random_masks() / 4; ++i) {
-    const auto seed = static_cast<std::uint64_t>(first_random_mask() + i);
-    RandomStream random(seed);
-    ListedCase test = base(random.between(1, random.chance(50) ? 16 : 130));
-    test.seed = seed;
-    test.heads_kv = random.between(1, 2);
-    test.heads_q *= test.heads_kv;
-    test.rows_q = random.between(1, 6);
-    test.rows_k = random.between(1, 400);
-    test.block_keys = random.chance(70) ? 1 : random.between(2, 40);
-    test.entries = random.between(0, 400) / test.block_keys;
-    test.sm_margin = random.chance(50) ? 0 : device_info(0).num_sms - random.between(1, 4);
-    test.layout = static_cast<Layout>(random.between(0, 2));
-    test.num_sinks = random.chance(70) ? 0 : 1;
-    test.has_dlse = random.chance(30);
-    test.is_fast = random.chance(50);
-    check_listed_forward(test);
-    if (i % 2 == 0) check_listed_backward(test);
-    if (HasFailure()) break;
-  }
+  check_random_cases(base(130), {.heads_kv = 2, .rows_q = 6, .rows_k = 400});
 }
 
 using ListedRefusalTest = GpuTest;
