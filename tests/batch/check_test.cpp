@@ -6,16 +6,14 @@
 #include "batch/batch_support.hpp"
 #include "support/refusal.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
-
-using testing::refusal_of;
 
 /// Sample 0 on both ranks, sample 1 on rank 1 of the other micro-batch.
 BatchPlan plan_of_two() {
   BatchConfig config{.num_ranks = 2, .rows_per_rank = 8, .num_micro_batches = 2, .chunk_size = 4};
   config.cost.bytes_per_token = 1e9;  // so that only memory asks for ranks
-  return plan_batch(testing::causal_samples({12, 7}), config);
+  return plan_batch(causal_samples({12, 7}), config);
 }
 
 TEST(CheckBatch, EveryMutantIsRefusedBySentence) {
@@ -83,4 +81,4 @@ TEST(BatchJson, IsReadBackAndRefusesOtherTexts) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

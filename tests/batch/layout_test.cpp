@@ -10,12 +10,8 @@
 #include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
-
-using testing::causal_samples;
-using testing::RandomStreams;
-using testing::refusal_of;
 
 PlanConfig small_heads() {
   return {.num_heads_q = 2, .num_heads_kv = 1, .head_dim_qk = 8, .head_dim_v = 8};
@@ -39,12 +35,11 @@ std::map<std::int32_t, std::pair<std::int64_t, std::int64_t>> held(const BatchPl
 
 TEST(BatchLayout, RandomBatchesBecomeSoundPlansWithTheRowsOfTheReport) {
   for (RandomStream& random : RandomStreams(20)) {
-    BatchConfig config = testing::random_config(random);
+    BatchConfig config = random_config(random);
     config.num_ranks = 1 + config.num_ranks / 6;
     config.rows_per_rank = 64 + config.rows_per_rank / 10;
     config.chunk_size = config.chunk_size == 0 ? 0 : 16;
-    const auto lengths =
-        testing::random_lengths(random, config.rows_per_rank * config.num_ranks / 2);
+    const auto lengths = random_lengths(random, config.rows_per_rank * config.num_ranks / 2);
     const BatchPlan plan = plan_batch(causal_samples(lengths), config);
     for (std::size_t m = 0; m < plan.micro_batches.size(); ++m) {
       const Plan made = plan_micro_batch(plan, static_cast<std::int32_t>(m), small_heads());
@@ -140,4 +135,4 @@ TEST(BatchLayout, ASampleThatIsNotCausalNeedsItsMask) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

@@ -11,12 +11,8 @@
 #include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
-
-using testing::causal_samples;
-using testing::RandomStreams;
-using testing::refusal_of;
 
 std::string refusal(const std::vector<std::int32_t>& lengths, const BatchConfig& config) {
   return refusal_of([&] { plan_batch(causal_samples(lengths), config); });
@@ -33,9 +29,9 @@ std::size_t ranks_of(const BatchPlan& plan, std::int32_t sample) {
 
 TEST(Batch, RandomBatchesAreSoundAndEqualEachTime) {
   for (RandomStream& random : RandomStreams(100)) {
-    const BatchConfig config = testing::random_config(random);
+    const BatchConfig config = random_config(random);
     const std::int32_t most = config.rows_per_rank * config.num_ranks;
-    const auto samples = causal_samples(testing::random_lengths(random, most / 2));
+    const auto samples = causal_samples(random_lengths(random, most / 2));
     const BatchPlan plan = plan_batch(samples, config);
     EXPECT_EQ(check_batch(plan), std::vector<std::string>{});
     EXPECT_EQ(plan_batch(samples, config), plan);
@@ -194,4 +190,4 @@ TEST(Batch, BadConfigsAreRefused) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

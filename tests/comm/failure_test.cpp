@@ -11,40 +11,34 @@
 
 // What happens when something goes wrong, over each backend. Tests use deadlines to tell "at once"
 // from "at the deadline"; none of them measures.
-namespace magi {
+namespace magi::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
-using testing::Backend;
-using testing::ExchangeCase;
-using testing::GroupSetup;
 using ::testing::HasSubstr;
-using testing::HostTensor;
 
 constexpr std::uint64_t kDigest = 0xfeed;
 
 class Failure : public ::testing::TestWithParam<Backend> {
  protected:
-  void run(const GroupSetup& setup, const testing::RankBody& body) {
-    testing::run_ranks(GetParam(), setup, body);
-  }
+  void run(const GroupSetup& setup, const RankBody& body) { run_ranks(GetParam(), setup, body); }
 };
 
 INSTANTIATE_TEST_SUITE_P(Backends, Failure, ::testing::Values(Backend::Threads, Backend::Shm),
-                         [](const auto& backend) { return testing::backend_name(backend.param); });
+                         [](const auto& backend) { return backend_name(backend.param); });
 
 /// Also over a transport that compares nothing.
 class Disagreement : public Failure {};
 
 INSTANTIATE_TEST_SUITE_P(Backends, Disagreement,
                          ::testing::Values(Backend::Threads, Backend::Shm, Backend::Bytes),
-                         [](const auto& backend) { return testing::backend_name(backend.param); });
+                         [](const auto& backend) { return backend_name(backend.param); });
 
 /// Everyone casts `rows` rows of 8 bytes to everyone.
 struct AllCast {
   explicit AllCast(std::int32_t num_ranks, std::int64_t rows = 4)
-      : test(testing::all_to_all_case(num_ranks, rows)) {}
+      : test(all_to_all_case(num_ranks, rows)) {}
 
   struct Run {
     HostTensor own;
@@ -53,10 +47,10 @@ struct AllCast {
   };
   Run start(Communicator& group, ExchangeTag tag) const {
     const auto rank = static_cast<std::size_t>(group.rank());
-    Run run{.own = testing::make_tensor(DType::Float32, {test.owned_rows, 2}),
-            .received = testing::make_tensor(DType::Float32, {test.needed_rows[rank], 2})};
-    testing::fill(run.own.view, [&](const auto&) { return group.rank() + 1; });
-    testing::fill(run.received.view, [](const auto&) { return -1; });
+    Run run{.own = make_tensor(DType::Float32, {test.owned_rows, 2}),
+            .received = make_tensor(DType::Float32, {test.needed_rows[rank], 2})};
+    fill(run.own.view, [&](const auto&) { return group.rank() + 1; });
+    fill(run.received.view, [](const auto&) { return -1; });
     run.pending =
         group.group_cast({&run.own.view, 1}, {&run.received.view, 1}, test.ranks[rank], tag);
     return run;
@@ -65,8 +59,7 @@ struct AllCast {
 };
 
 void expect_untouched(const TensorView& tensor) {
-  testing::for_each_element(
-      tensor, [&](const auto& at) { EXPECT_EQ(testing::read_element(tensor, at), -1); });
+  for_each_element(tensor, [&](const auto& at) { EXPECT_EQ(read_element(tensor, at), -1); });
 }
 
 TEST_P(Failure, LateRankIsNamedAtTheDeadline) {
@@ -78,7 +71,7 @@ TEST_P(Failure, LateRankIsNamedAtTheDeadline) {
       std::this_thread::sleep_for(std::chrono::milliseconds(900));
       return;
     }
-    const auto error = testing::catch_comm_error(
+    const auto error = catch_comm_error(
         [&] { cast.start(group, {.plan_digest = kDigest, .stage = 6}).pending->wait_sync(); });
     EXPECT_EQ(error.failure(), CommFailure::Timeout) << error.what();
     EXPECT_THAT(error.what(),
@@ -86,8 +79,7 @@ TEST_P(Failure, LateRankIsNamedAtTheDeadline) {
                       HasSubstr("plan 0x000000000000feed"), HasSubstr("expected 32 bytes"),
                       HasSubstr("seen 0"), HasSubstr("rank " + std::to_string(group.rank()))));
     // The group is over; every further call says why.
-    EXPECT_EQ(testing::catch_comm_error([&] { group.allgather_sync({}); }).failure(),
-              CommFailure::Timeout);
+    EXPECT_EQ(catch_comm_error([&] { group.allgather_sync({}); }).failure(), CommFailure::Timeout);
   });
 }
 
@@ -100,13 +92,13 @@ TEST_P(Failure, WhoIsWaitedForByOthersThatWaitIsNamed) {
       return;
     }
     if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    const HostTensor rows = testing::make_tensor(DType::Float32, {1, 2});
-    const HostTensor received = testing::make_tensor(DType::Float32, {1, 2});
+    const HostTensor rows = make_tensor(DType::Float32, {1, 2});
+    const HostTensor received = make_tensor(DType::Float32, {1, 2});
     const std::vector<PeerRows> none, from_1{{.peer = 1, .num_rows = 1}},
         from_2{{.peer = 2, .num_rows = 1}}, to_0{{.peer = 0, .num_rows = 1}};
     const RowExchange first{none, group.rank() == 1 ? from_2 : none};
     const RowExchange second{group.rank() == 1 ? to_0 : none, group.rank() == 0 ? from_1 : none};
-    const auto error = testing::catch_comm_error([&] {
+    const auto error = catch_comm_error([&] {
       for (const RowExchange& exchange : {first, second}) {
         group.group_cast({&rows.view, 1}, {&received.view, 1}, exchange, {})->wait_sync();
       }
@@ -122,7 +114,7 @@ TEST_P(Disagreement, AnotherPlanIsNamedBeforeDataIsUsed) {
   run({.num_ranks = 3}, [&](Communicator& group) {
     const std::uint64_t digest = group.rank() == 2 ? 0xbad : kDigest;
     AllCast::Run exchange;
-    const auto error = testing::catch_comm_error([&] {
+    const auto error = catch_comm_error([&] {
       exchange = cast.start(group, {.plan_digest = digest, .stage = 1});
       exchange.pending->wait_sync();
     });
@@ -139,14 +131,14 @@ TEST_P(Disagreement, AnotherPlanIsNamedBeforeDataIsUsed) {
 TEST_P(Failure, AnotherStageOrCallIsAMismatch) {
   const AllCast cast(2);
   run({.num_ranks = 2}, [&](Communicator& group) {
-    const auto error = testing::catch_comm_error([&] {
+    const auto error = catch_comm_error([&] {
       cast.start(group, {.plan_digest = kDigest, .stage = group.rank()}).pending->wait_sync();
     });
     EXPECT_EQ(error.failure(), CommFailure::PlanMismatch) << error.what();
     EXPECT_THAT(error.what(), AllOf(HasSubstr("stage 0"), HasSubstr("stage 1")));
   });
   run({.num_ranks = 2}, [&](Communicator& group) {
-    const auto error = testing::catch_comm_error([&] {
+    const auto error = catch_comm_error([&] {
       if (group.rank() == 0) group.allgather_sync({});
       cast.start(group, {.plan_digest = kDigest}).pending->wait_sync();
     });
@@ -162,8 +154,7 @@ TEST_P(Disagreement, OtherOptionsOfACallAreNamed) {
   };
   run({.num_ranks = 3}, [&](Communicator& group) {
     const ExchangeTag tag{.plan_digest = kDigest, .options = options(group.rank() == 2 ? 2 : 1)};
-    const auto error =
-        testing::catch_comm_error([&] { cast.start(group, tag).pending->wait_sync(); });
+    const auto error = catch_comm_error([&] { cast.start(group, tag).pending->wait_sync(); });
     EXPECT_EQ(error.failure(), CommFailure::PlanMismatch) << error.what();
     EXPECT_THAT(error.what(),
                 AllOf(HasSubstr("calls with other options than rank"), HasSubstr("rank 2"),
@@ -180,8 +171,8 @@ TEST_P(Failure, AbortWakesEveryoneAtOnce) {
           std::this_thread::sleep_for(std::chrono::milliseconds(50));
           group.abort("out of memory");
         }
-        const auto error = testing::catch_comm_error(
-            [&] { cast.start(group, {.stage = 2}).pending->wait_sync(); });
+        const auto error =
+            catch_comm_error([&] { cast.start(group, {.stage = 2}).pending->wait_sync(); });
         EXPECT_EQ(error.failure(), CommFailure::Aborted) << error.what();
         EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 3"), HasSubstr("out of memory")));
       });
@@ -193,7 +184,7 @@ TEST_P(Failure, AbortFromAnotherThreadEndsACall) {
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
       if (group.rank() == 0) group.abort("told to stop");
     });
-    const auto error = testing::catch_comm_error([&] {
+    const auto error = catch_comm_error([&] {
       for (;;) group.allgather_sync({});
     });
     other.join();
@@ -206,7 +197,7 @@ TEST_P(Failure, RankThatLeavesIsReported) {
   run({.num_ranks = 3, .options = {.deadline = std::chrono::minutes(10)}},
       [&](Communicator& group) {
         if (group.rank() == 1) return;  // destroyed without close_sync
-        const auto error = testing::catch_comm_error(
+        const auto error = catch_comm_error(
             [&] { cast.start(group, {.plan_digest = kDigest, .stage = 4}).pending->wait_sync(); });
         EXPECT_EQ(error.failure(), CommFailure::PeerDied) << error.what();
         EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr("stage 4")));
@@ -229,7 +220,7 @@ TEST_P(Failure, DroppedExchangeEndsTheGroup) {
         // Rank 2 comes late, so that nobody's exchange is complete when rank 0 drops its own.
         if (group.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(1));
         if (group.rank() == 0) cast.start(group, {.stage = 9});
-        const auto error = testing::catch_comm_error([&] {
+        const auto error = catch_comm_error([&] {
           if (group.rank() == 0) group.allgather_sync({});
           cast.start(group, {.stage = 9}).pending->wait_sync();
         });
@@ -243,11 +234,11 @@ TEST_P(Failure, CallsAfterCloseSaySo) {
     group.close_sync();
     group.close_sync();
     group.abort("too late");
-    const auto error = testing::catch_comm_error([&] { group.allgather_sync({}); });
+    const auto error = catch_comm_error([&] { group.allgather_sync({}); });
     EXPECT_THAT(error.what(), HasSubstr("closed"));
     EXPECT_EQ(group.num_ranks(), 2);
   });
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

@@ -28,10 +28,8 @@ void operator delete[](void* data) noexcept { std::free(data); }
 void operator delete(void* data, std::size_t) noexcept { std::free(data); }
 void operator delete[](void* data, std::size_t) noexcept { std::free(data); }
 
-namespace magi {
+namespace magi::testing {
 namespace {
-
-using testing::Backend;
 
 const std::string kReason = "a reason that is longer than what a text holds without memory";
 
@@ -45,17 +43,17 @@ void without_memory(const Call& call) {
 class ScarceMemory : public ::testing::TestWithParam<Backend> {};
 
 TEST_P(ScarceMemory, AnAbortIsTold) {
-  testing::run_ranks(GetParam(), {.num_ranks = 2}, [](Communicator& group) {
+  run_ranks(GetParam(), {.num_ranks = 2}, [](Communicator& group) {
     group.allgather_sync({});  // all ranks have their group
     if (group.rank() == 0) without_memory([&] { group.abort(kReason); });
-    const CommError error = testing::catch_comm_error([&] { group.allgather_sync({}); });
+    const CommError error = catch_comm_error([&] { group.allgather_sync({}); });
     EXPECT_EQ(error.failure(), CommFailure::Aborted) << error.what();
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ScarceMemory,
                          ::testing::Values(Backend::Threads, Backend::Bytes, Backend::Nccl),
-                         [](const auto& test) { return testing::backend_name(test.param); });
+                         [](const auto& test) { return backend_name(test.param); });
 
 TEST(ScarceMemoryAlarm, AFailureIsTold) {
   comm::FailureChannel host(0, 2), other(1, 2);
@@ -70,4 +68,4 @@ TEST(ScarceMemoryAlarm, AFailureIsTold) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

@@ -8,12 +8,10 @@
 #include "comm/mailbox_group.hpp"
 #include "comm/ranks.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::HostTensor;
-using testing::refusal_of;
 
 /// Arguments of a good call on rank 0 of 2, to be poisoned.
 struct Call {
@@ -23,9 +21,9 @@ struct Call {
   RowExchange rows{.owned = {{1, 0, 4}}, .needed = {{1, 0, 3}}};
 
   void add(DType input, std::vector<std::int64_t> shape, DType output) {
-    storage.push_back(testing::make_tensor(input, shape));
+    storage.push_back(make_tensor(input, shape));
     inputs.push_back(storage.back().view);
-    storage.push_back(testing::make_tensor(output, shape));
+    storage.push_back(make_tensor(output, shape));
     outputs.push_back(storage.back().view);
   }
   comm::ExchangeArgs args() const { return {inputs, outputs, rows, 0, 2}; }
@@ -154,7 +152,7 @@ TEST(Validate, BadGroupsAreRefused) {
 
 TEST(Validate, IncompleteTablesAreRefused) {
   const auto free_table = [](const magi_comm_vtable& table) { table.destroy(table.context); };
-  magi_comm_vtable table = testing::make_mailbox_tables(1)[0];
+  magi_comm_vtable table = make_mailbox_tables(1)[0];
   magi_comm_vtable bad = table;
   bad.wait = nullptr;
   EXPECT_EQ(refusal_of([&] { make_vtable_group(bad); }),
@@ -169,7 +167,7 @@ TEST(Validate, IncompleteTablesAreRefused) {
 }
 
 TEST(Validate, GroupsWithoutDeviceMemoryRefuseIt) {
-  magi_comm_vtable table = testing::make_mailbox_tables(1)[0];
+  magi_comm_vtable table = make_mailbox_tables(1)[0];
   table.features = 0;
   const auto group = make_vtable_group(table);
   EXPECT_FALSE(group->has_device_exchange());
@@ -186,7 +184,7 @@ TEST(Validate, ASuppliedGroupThatHasFailedSaysSo) {
     }
     return "none";
   };
-  magi_comm_vtable table = testing::make_mailbox_tables(1)[0];
+  magi_comm_vtable table = make_mailbox_tables(1)[0];
   static std::int32_t status;
   table.allgather = [](void*, const void*, std::size_t, magi_gather_sink, void*) { return status; };
   table.last_error = [](void*, std::int32_t* failure) {
@@ -208,7 +206,7 @@ TEST(Validate, ASuppliedGroupThatHasFailedSaysSo) {
   group->abort("no more");
   EXPECT_EQ(failure_of(*group), "2: rank 1 died") << "the first failure is told";
 
-  const auto other = std::move(testing::make_mailbox_group(1)[0]);
+  const auto other = std::move(make_mailbox_group(1)[0]);
   other->abort("no more");
   EXPECT_EQ(failure_of(*other), "4: rank 0 aborted: no more");
 }
@@ -216,7 +214,7 @@ TEST(Validate, ASuppliedGroupThatHasFailedSaysSo) {
 TEST(Validate, ExchangesOfBytesReachTheTableOnceTheirArgumentsFit) {
   static magi_byte_exchange seen;
   static void* seen_stream;
-  magi_comm_vtable table = testing::make_mailbox_tables(1)[0];
+  magi_comm_vtable table = make_mailbox_tables(1)[0];
   table.features = MAGI_COMM_MOVES_DEVICE_MEMORY | MAGI_COMM_COMPARES_EXCHANGES;
   table.start_bytes = [](void*, const magi_byte_exchange* args, void* stream,
                          void**) -> std::int32_t {
@@ -262,7 +260,7 @@ TEST(Validate, ExchangesOfBytesReachTheTableOnceTheirArgumentsFit) {
 }
 
 TEST(Validate, RefusalLeavesTheGroupUsable) {
-  testing::run_ranks(testing::Backend::Threads, {.num_ranks = 2}, [](Communicator& group) {
+  run_ranks(Backend::Threads, {.num_ranks = 2}, [](Communicator& group) {
     const TensorView none;
     const RowExchange rows{.owned = {{7, 0, 1}}};
     if (group.rank() == 0) {
@@ -279,7 +277,7 @@ TEST(Validate, RefusalLeavesTheGroupUsable) {
 class HalfWay : public ::testing::Test {
  protected:
   std::vector<std::unique_ptr<Communicator>> group = make_thread_group(2);
-  const HostTensor rows = testing::make_tensor(DType::Float32, {4, 1});
+  const HostTensor rows = make_tensor(DType::Float32, {4, 1});
   const RowExchange needs{.needed = {{1, 0, 4}}};
   std::unique_ptr<PendingExchange> pending =
       group[0]->group_cast({&rows.view, 1}, {&rows.view, 1}, needs, {});
@@ -291,11 +289,11 @@ TEST_F(HalfWay, CloseWithAnExchangeUnderWayIsRefused) {
 
 TEST(ThreadGroup, OtherDataTypesAreNamed) {
   auto group = make_thread_group(2);
-  const HostTensor floats = testing::make_tensor(DType::Float32, {4, 1});
-  const HostTensor doubles = testing::make_tensor(DType::Float64, {4, 1});
+  const HostTensor floats = make_tensor(DType::Float32, {4, 1});
+  const HostTensor doubles = make_tensor(DType::Float64, {4, 1});
   const RowExchange gives{.owned = {{1, 0, 4}}}, needs{.needed = {{0, 0, 4}}};
   const auto sent = group[0]->group_cast({&doubles.view, 1}, {&doubles.view, 1}, gives, {});
-  const auto error = testing::catch_comm_error([&] {
+  const auto error = catch_comm_error([&] {
     group[1]->group_cast({&floats.view, 1}, {&floats.view, 1}, needs, {})->wait_sync();
   });
   EXPECT_EQ(error.failure(), CommFailure::PlanMismatch);
@@ -307,8 +305,8 @@ TEST_F(HalfWay, AfterAFailureCheckAndCloseTellIt) {
   group[1]->abort("enough");
   for (const auto& rank : group) {
     const std::string told = "rank " + std::to_string(rank->rank()) + ": aborted by rank 1: enough";
-    EXPECT_EQ(testing::catch_comm_error([&] { rank->check(); }).what(), told);
-    EXPECT_EQ(testing::catch_comm_error([&] { rank->close_sync(); }).what(), told);
+    EXPECT_EQ(catch_comm_error([&] { rank->check(); }).what(), told);
+    EXPECT_EQ(catch_comm_error([&] { rank->close_sync(); }).what(), told);
   }
 }
 
@@ -320,16 +318,15 @@ TEST(ThreadGroup, AClosedGroupHasNoFailure) {
 
 TEST_F(HalfWay, WaitAfterTheCommunicatorEndedThrows) {
   group[0].reset();
-  EXPECT_EQ(testing::catch_comm_error([&] { pending->wait_sync(); }).failure(),
-            CommFailure::Aborted);
+  EXPECT_EQ(catch_comm_error([&] { pending->wait_sync(); }).failure(), CommFailure::Aborted);
 }
 
 TEST(ThreadGroup, StartsNeedNobody) {
   // One thread plays both ranks: what fits the window is sent by the start alone.
   auto group = make_thread_group(2);
-  HostTensor rows = testing::make_tensor(DType::Float32, {1000, 64});
-  testing::fill(rows.view, [](const auto& at) { return static_cast<double>(at[0]); });
-  const HostTensor received = testing::make_tensor(DType::Float32, {1000, 64});
+  HostTensor rows = make_tensor(DType::Float32, {1000, 64});
+  fill(rows.view, [](const auto& at) { return static_cast<double>(at[0]); });
+  const HostTensor received = make_tensor(DType::Float32, {1000, 64});
   const RowExchange owns{.owned = {{1, 0, 1000}}};
   const RowExchange needs{.needed = {{0, 0, 1000}}};
   group[0]->group_cast({&rows.view, 1}, {&received.view, 1}, owns, {})->wait_sync();
@@ -338,4 +335,4 @@ TEST(ThreadGroup, StartsNeedNobody) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

@@ -13,11 +13,8 @@
 #include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
-
-using testing::dense_counts;
-using testing::describe;
 
 /// Rows of the slice's own rectangle as strings of 0 and 1, as the API reference prints them.
 std::vector<std::string> picture(std::int32_t rows_q, std::int32_t rows_k, MaskType type) {
@@ -89,7 +86,7 @@ TEST(BandTypes, BadRangesAreNamed) {
     EXPECT_THROW(band_slice(good, bad, MaskType::Full), InvalidArgument);
   }
   EXPECT_THROW(band_slice(good, good, static_cast<MaskType>(7)), InvalidArgument);
-  EXPECT_EQ(testing::refusal_of([&] {
+  EXPECT_EQ(refusal_of([&] {
               band_slice(good, {3, 2}, MaskType::Causal);
             }),
             "k range is 3:2; allowed: 0 <= begin <= end <= 1073741823");
@@ -123,7 +120,7 @@ TEST(BandRandom, VisibleRowsAreTheTrueOnesOfTheDenseMask) {
       const Range keys = visible_keys(slice, i);
       EXPECT_TRUE(!keys.empty() || keys == Range{});
       for (std::int32_t j = -2; j < rows_k + 2; ++j) {
-        EXPECT_EQ(j >= keys.begin && j < keys.end, testing::sees(slice, i, j));
+        EXPECT_EQ(j >= keys.begin && j < keys.end, sees(slice, i, j));
       }
     }
   });
@@ -141,9 +138,9 @@ TEST(BandRandom, CutsKeepExactlyThePairsInside) {
     }
     for (std::int32_t i = 0; i < rows_q; ++i) {
       for (std::int32_t j = 0; j < rows_k; ++j) {
-        const bool is_seen = testing::sees(slice, i, j);
-        EXPECT_EQ(testing::sees(by_q, i, j), is_seen && i >= range.begin && i < range.end);
-        EXPECT_EQ(testing::sees(by_k, i, j), is_seen && j >= range.begin && j < range.end);
+        const bool is_seen = sees(slice, i, j);
+        EXPECT_EQ(sees(by_q, i, j), is_seen && i >= range.begin && i < range.end);
+        EXPECT_EQ(sees(by_k, i, j), is_seen && j >= range.begin && j < range.end);
       }
     }
   });
@@ -180,7 +177,7 @@ TEST(BandRandom, ShiftMovesEveryPair) {
     const BandSlice moved = shift(slice, dq, dk);
     for (std::int32_t i = 0; i < rows_q; ++i) {
       for (std::int32_t j = 0; j < rows_k; ++j) {
-        EXPECT_EQ(testing::sees(moved, i + dq, j + dk), testing::sees(slice, i, j));
+        EXPECT_EQ(sees(moved, i + dq, j + dk), sees(slice, i, j));
       }
     }
     EXPECT_EQ(shift(moved, -dq, -dk), slice);
@@ -206,7 +203,7 @@ TEST(BandRandom, TypedPiecesHoldTheSamePairs) {
 TEST(BandRandom, ATypedSliceStaysOneTypedSlice) {
   RandomMaskOptions options;
   options.has_free_bands = false;
-  for (RandomStream& random : testing::RandomStreams(4000)) {
+  for (RandomStream& random : RandomStreams(4000)) {
     const BandSlice slice = random_slice(random, 20, 20, options);
     const std::size_t allowed = area(slice) == 0 ? 0 : 1;
     EXPECT_EQ(to_typed(slice).size(), allowed) << describe(slice);
@@ -254,7 +251,7 @@ TEST(BandHuge, AreaIsExactUpToTheLargestRowCount) {
 TEST(BandHuge, AreaEqualsAnIndependentSeriesIn128Bits) {
   // All bends lie on multiples of 2^18, between which row lengths are linear: 4096 terms are exact.
   constexpr std::int32_t kStep = 1 << 18;
-  for (RandomStream& random : testing::RandomStreams(400)) {
+  for (RandomStream& random : RandomStreams(400)) {
     const auto grid = [&] { return random.between(0, 4095) * kStep; };
     const std::int32_t q[2] = {grid(), grid()};
     const std::int32_t k[2] = {grid(), grid()};
@@ -268,7 +265,7 @@ TEST(BandHuge, AreaEqualsAnIndependentSeriesIn128Bits) {
 }
 
 TEST(BandHuge, CutsAddUp) {
-  for (RandomStream& random : testing::RandomStreams(2000)) {
+  for (RandomStream& random : RandomStreams(2000)) {
     BandSlice slice = random_slice(random, kMaxRows, kMaxRows, {.has_free_bands = false});
     if (random.chance(50)) slice.d_min = random.between(-kMaxRows, kMaxRows);
     if (random.chance(50)) slice.d_max = random.between(-kMaxRows, kMaxRows);
@@ -310,4 +307,4 @@ TEST(BandEdges, EmptyAndOneTokenSlices) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

@@ -11,12 +11,9 @@
 #include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
 
-using testing::dense_counts;
-using testing::describe;
-using testing::refusal_of;
 using Ints = std::vector<std::int32_t>;
 
 /// The mask holds exactly the pairs (i, j) of the predicate, each once.
@@ -137,7 +134,7 @@ TEST(MaskFromWindow, BadInputIsNamed) {
 }
 
 TEST(MaskFromCuSeqlens, FullAndCausalAreOneSlicePerDocument) {
-  for (RandomStream& random : testing::RandomStreams(200)) {
+  for (RandomStream& random : RandomStreams(200)) {
     const Ints q = random_documents(random, 4, 8);
     const Ints k = random_documents(random, 4, 8);
     const bool is_causal = random.chance(50);
@@ -152,7 +149,7 @@ TEST(MaskFromCuSeqlens, FullAndCausalAreOneSlicePerDocument) {
 }
 
 TEST(MaskFromCuSeqlens, WindowsAreOneSlicePerDocument) {
-  for (RandomStream& random : testing::RandomStreams(400)) {
+  for (RandomStream& random : RandomStreams(400)) {
     const Ints q = random_documents(random, 3, 12);
     const Ints k = random.chance(50) ? q : random_documents(random, 3, 12);
     const Window window{random.between(-1, 13), random.between(0, 13)};
@@ -169,7 +166,7 @@ TEST(MaskFromCuSeqlens, WindowsAreOneSlicePerDocument) {
 }
 
 TEST(MaskFromCuSeqlens, GlobalKeysEscapeTheLeftBoundOnly) {
-  for (RandomStream& random : testing::RandomStreams(800)) {
+  for (RandomStream& random : RandomStreams(800)) {
     const Ints q = random_documents(random, 3, 14);
     const Ints k = random.chance(50) ? q : random_documents(random, 3, 14);
     const Window window{random.between(-1, 15), random.between(-1, 15)};
@@ -193,7 +190,7 @@ TEST(MaskFromCuSeqlens, GlobalKeysEscapeTheLeftBoundOnly) {
 }
 
 TEST(MaskFromCuSeqlens, QueriesAboveTheDiagonalSeeKeysOfTheWindowWhereAsked) {
-  for (RandomStream& random : testing::RandomStreams(800)) {
+  for (RandomStream& random : RandomStreams(800)) {
     const Ints q = random_documents(random, 3, 14);
     const Ints k = random_documents(random, 3, 14);
     const Window window{random.between(-1, 15), random.between(-1, 15)};
@@ -234,7 +231,7 @@ TEST(MaskFromCuSeqlens, BadInputIsNamed) {
 }
 
 TEST(MaskBlockCausal, BlocksSeeUpToTheirOwnEnd) {
-  for (RandomStream& random : testing::RandomStreams(200)) {
+  for (RandomStream& random : RandomStreams(200)) {
     const Ints sums = random_documents(random, 3, 12);
     const std::int32_t block = random.between(1, 13);
     expect_pairs(mask_block_causal(sums, block), [&](int i, int j) {
@@ -250,7 +247,7 @@ TEST(MaskBlockCausal, BlocksSeeUpToTheirOwnEnd) {
 }
 
 TEST(MaskPrefixLm, PrefixesAreVisibleToAllTheirDocument) {
-  for (RandomStream& random : testing::RandomStreams(200)) {
+  for (RandomStream& random : RandomStreams(200)) {
     const Ints sums = random_documents(random, 3, 10);
     const Ints prefixes = {random.between(0, 12), random.between(0, 12), random.between(0, 12)};
     const Mask mask = mask_prefix_lm(sums, prefixes);
@@ -271,7 +268,7 @@ TEST(MaskPrefixLm, PrefixesAreVisibleToAllTheirDocument) {
 }
 
 TEST(MaskPrefixTree, NodesSeeTheirAncestorsAndThemselvesCausally) {
-  for (RandomStream& random : testing::RandomStreams(400)) {
+  for (RandomStream& random : RandomStreams(400)) {
     const int num_nodes = random.between(0, 9);
     std::vector<PrefixTreeNode> nodes;
     std::vector<int> owner;
@@ -327,7 +324,7 @@ TEST(MaskPrefixTree, BadInputIsNamed) {
 }
 
 TEST(MaskChunkCausal, OwnChunkCausallyAndSomeBefore) {
-  for (RandomStream& random : testing::RandomStreams(400)) {
+  for (RandomStream& random : RandomStreams(400)) {
     const Ints sums = random_documents(random, 3, 14);
     const std::int32_t chunk = random.between(1, 15);
     const std::int32_t num_previous = random.between(-1, 3);
@@ -352,4 +349,4 @@ TEST(MaskChunkCausal, OwnChunkCausallyAndSomeBefore) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

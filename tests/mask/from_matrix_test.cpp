@@ -9,10 +9,9 @@
 #include "support/random_mask.hpp"
 #include "support/random_streams.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
 
-using testing::describe;
 using Matrix = std::vector<std::uint8_t>;
 
 Matrix matrix_of(const Mask& mask) {
@@ -35,7 +34,7 @@ std::size_t round_trip(const Matrix& matrix, std::int32_t rows_q, std::int32_t r
 }
 
 TEST(MaskFromMatrix, RandomMatricesOfEveryDensity) {
-  for (RandomStream& random : testing::RandomStreams(3000)) {
+  for (RandomStream& random : RandomStreams(3000)) {
     const std::int32_t rows_q = random.between(0, 12);
     const std::int32_t rows_k = random.between(0, 12);
     const int percent = random.between(0, 100);
@@ -49,7 +48,7 @@ TEST(MaskFromMatrix, RandomMatricesOfEveryDensity) {
 }
 
 TEST(MaskFromMatrix, RandomMasks) {
-  for (RandomStream& random : testing::RandomStreams(2000)) {
+  for (RandomStream& random : RandomStreams(2000)) {
     const Mask mask = random_mask(random, {.min_rows = 0, .max_rows_q = 30, .max_rows_k = 30});
     SCOPED_TRACE(describe(mask));
     round_trip(matrix_of(mask), mask.rows_q, mask.rows_k);
@@ -57,7 +56,7 @@ TEST(MaskFromMatrix, RandomMasks) {
 }
 
 TEST(MaskFromMatrix, EveryBandIsTheShrunkSliceItself) {
-  for (RandomStream& random : testing::RandomStreams(6000)) {
+  for (RandomStream& random : RandomStreams(6000)) {
     const BandSlice slice = random_slice(random, 18, 18, {});
     const Mask mask = mask_from_matrix(matrix_of({18, 18, {slice}}), 18, 18);
     std::vector<BandSlice> expected;
@@ -93,4 +92,4 @@ TEST(MaskFromMatrix, EdgesAndBadInput) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

@@ -7,10 +7,8 @@
 #include "support/random_mask.hpp"
 #include "support/random_streams.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
-
-using testing::describe;
 
 constexpr std::int32_t kInfinity = kBandInfinity;
 
@@ -65,7 +63,7 @@ std::vector<BandSlice> random_pieces(RandomStream& random, const BandSlice& slic
 
 TEST(JoinNeighbours, KeepsEveryPairAsOftenAsItWas) {
   std::size_t num_before = 0, num_after = 0;
-  for (RandomStream& random : testing::RandomStreams(400)) {
+  for (RandomStream& random : RandomStreams(400)) {
     Mask mask = random_mask(random);
     Mask pieces{mask.rows_q, mask.rows_k, {}};
     for (const BandSlice& slice : mask.slices) {
@@ -74,14 +72,14 @@ TEST(JoinNeighbours, KeepsEveryPairAsOftenAsItWas) {
       for (const BandSlice& piece : random_pieces(random, small)) pieces.slices.push_back(piece);
     }
     std::ranges::reverse(pieces.slices);
-    const auto before = testing::dense_counts(pieces);
+    const auto before = dense_counts(pieces);
     num_before += pieces.slices.size();
     join_neighbours(pieces.slices);
     num_after += pieces.slices.size();
-    ASSERT_EQ(testing::dense_counts(pieces), before) << describe(pieces);
+    ASSERT_EQ(dense_counts(pieces), before) << describe(pieces);
   }
   EXPECT_LT(num_after, num_before);
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

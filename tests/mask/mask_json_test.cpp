@@ -8,17 +8,15 @@
 #include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
-
-using testing::describe;
 
 const char* const kGood =
     R"({"rows_q": 8, "rows_k": 9, "slices": [[0, 4, 0, 5, null, 1],
         {"q": [4, 8], "k": [0, 9], "type": "bi_causal"}, [1, 2, 3, 4, -3, null]]})";
 
 std::string message_of(const std::string& text) {
-  return testing::refusal_of([&] { mask_from_json(text); });
+  return refusal_of([&] { mask_from_json(text); });
 }
 
 /// A document around one slice.
@@ -36,7 +34,7 @@ TEST(MaskJson, ReadsBothFormsOfSlices) {
 }
 
 TEST(MaskJson, RandomMasksComeBackTheSame) {
-  for (RandomStream& random : testing::RandomStreams(500)) {
+  for (RandomStream& random : RandomStreams(500)) {
     const Mask mask = random_mask(random, {.min_rows = 0});
     EXPECT_EQ(mask_from_json(mask_to_json(mask)), mask) << describe(mask);
   }
@@ -141,4 +139,4 @@ TEST(MaskJson, HostileInputIsRefusedBeforeItCosts) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

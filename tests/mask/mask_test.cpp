@@ -13,14 +13,11 @@
 #include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
 
-using testing::dense_counts;
-using testing::describe;
-
 std::string message_of(const Mask& mask) {
-  return testing::refusal_of([&] { validate(mask); });
+  return refusal_of([&] { validate(mask); });
 }
 
 TEST(MaskValidate, NamesSliceFieldValueAndAllowedValues) {
@@ -63,7 +60,7 @@ TEST(MaskArea, ASumBeyondInt64IsRefused) {
 }
 
 TEST(MaskExpand, EqualsTheDefinitionOnRandomMasks) {
-  for (RandomStream& random : testing::RandomStreams(400)) {
+  for (RandomStream& random : RandomStreams(400)) {
     const Mask mask = random_mask(random, {.min_rows = 0, .max_rows_q = 40, .max_rows_k = 40});
     SCOPED_TRACE(describe(mask));
     const std::vector<std::uint16_t> counts = expand(mask);
@@ -89,7 +86,7 @@ TEST(RandomMasks, AreValidAndTheSameForTheSameSeed) {
 }
 
 TEST(MaskReach, IsThatOfTheFarthestPair) {
-  for (RandomStream& random : testing::RandomStreams(200)) {
+  for (RandomStream& random : RandomStreams(200)) {
     const Mask mask = random_mask(random);
     const auto counts = expand(mask);
     Reach farthest;
@@ -105,4 +102,4 @@ TEST(MaskReach, IsThatOfTheFarthestPair) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

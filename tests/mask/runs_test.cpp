@@ -12,11 +12,9 @@
 #include "support/random_streams.hpp"
 #include "support/refusal.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
 
-using testing::describe;
-using testing::refusal_of;
 using Matrix = std::vector<std::uint8_t>;
 
 Matrix matrix_of(const Mask& mask) {
@@ -31,7 +29,7 @@ std::size_t place_of(std::int32_t row, std::int32_t key, std::int32_t rows_k) {
 }
 
 TEST(MaskRuns, IntervalsInAnyOrderGiveTheirUnion) {
-  for (RandomStream& random : testing::RandomStreams(3000)) {
+  for (RandomStream& random : RandomStreams(3000)) {
     const std::int32_t rows = random.between(0, 12);
     const std::int32_t keys = random.between(0, 12);
     std::vector<std::int64_t> offsets{0};
@@ -54,7 +52,7 @@ TEST(MaskRuns, IntervalsInAnyOrderGiveTheirUnion) {
 }
 
 TEST(MaskRuns, RunsOfAMaskGiveItAgain) {
-  for (RandomStream& random : testing::RandomStreams(3000)) {
+  for (RandomStream& random : RandomStreams(3000)) {
     const Mask given = random_mask(random, {.min_rows = 0, .max_rows_q = 40, .max_rows_k = 40});
     const Mask mask = mask_from_matrix(matrix_of(given), given.rows_q, given.rows_k);
     SCOPED_TRACE(describe(mask));
@@ -106,7 +104,7 @@ TEST(MaskRuns, LongSequences) {
 }
 
 TEST(MaskRuns, WideRowsOfAMatrix) {
-  for (RandomStream& random : testing::RandomStreams(500)) {
+  for (RandomStream& random : RandomStreams(500)) {
     const std::int32_t width = random.between(60, 400);
     Matrix matrix(3 * static_cast<std::size_t>(width));
     std::vector<std::int64_t> offsets{0};
@@ -144,4 +142,4 @@ TEST(MaskRuns, BadInput) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

@@ -19,12 +19,11 @@
 #include "comm/ranks.hpp"
 
 // What only ranks as processes can show. Every rank is forked; the test process starts no thread.
-namespace magi {
+namespace magi::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::HostTensor;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
@@ -34,10 +33,10 @@ constexpr seconds kDetection(2);
 
 /// `is_killed`: this rank ends when it has sent what fits.
 void cast_all(Communicator& group, std::int64_t rows, std::int32_t stage, bool is_killed = false) {
-  const auto test = testing::all_to_all_case(group.num_ranks(), rows);
+  const auto test = all_to_all_case(group.num_ranks(), rows);
   const auto rank = static_cast<std::size_t>(group.rank());
-  const HostTensor own = testing::make_tensor(DType::Float32, {rows, 64});
-  const HostTensor received = testing::make_tensor(DType::Float32, {test.needed_rows[rank], 64});
+  const HostTensor own = make_tensor(DType::Float32, {rows, 64});
+  const HostTensor received = make_tensor(DType::Float32, {test.needed_rows[rank], 64});
   const auto pending = group.group_cast({&own.view, 1}, {&received.view, 1}, test.ranks[rank],
                                         {.plan_digest = 0xfeed, .stage = stage});
   if (is_killed) raise(SIGKILL);
@@ -48,41 +47,40 @@ TEST(ShmGroup, KilledRankIsReportedWithRankAndStage) {
   // Rank 2 dies only when the others have left stage 0: each says so through the pipe.
   int left[2];
   ASSERT_EQ(pipe(left), 0);
-  testing::run_ranks(
-      testing::Backend::Shm,
-      {.num_ranks = 4, .options = {.deadline = std::chrono::minutes(10)}, .killed = {2}},
-      [&](Communicator& group) {
-        cast_all(group, 16, 0);
-        char byte = 0;
-        if (group.rank() == 2) {
-          for (int i = 0; i < 3; ++i) ASSERT_EQ(read(left[0], &byte, 1), 1);
-          raise(SIGKILL);
-        }
-        ASSERT_EQ(write(left[1], &byte, 1), 1);
-        const auto start = Clock::now();
-        const auto error = testing::catch_comm_error([&] { cast_all(group, 16, 1); });
-        EXPECT_EQ(error.failure(), CommFailure::PeerDied) << error.what();
-        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 2 died"), HasSubstr("stage 1"),
-                                        HasSubstr("plan 0x000000000000feed")));
-        EXPECT_LT(Clock::now() - start, kDetection);
-      });
+  run_ranks(Backend::Shm,
+            {.num_ranks = 4, .options = {.deadline = std::chrono::minutes(10)}, .killed = {2}},
+            [&](Communicator& group) {
+              cast_all(group, 16, 0);
+              char byte = 0;
+              if (group.rank() == 2) {
+                for (int i = 0; i < 3; ++i) ASSERT_EQ(read(left[0], &byte, 1), 1);
+                raise(SIGKILL);
+              }
+              ASSERT_EQ(write(left[1], &byte, 1), 1);
+              const auto start = Clock::now();
+              const auto error = catch_comm_error([&] { cast_all(group, 16, 1); });
+              EXPECT_EQ(error.failure(), CommFailure::PeerDied) << error.what();
+              EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 2 died"), HasSubstr("stage 1"),
+                                              HasSubstr("plan 0x000000000000feed")));
+              EXPECT_LT(Clock::now() - start, kDetection);
+            });
   close(left[0]);
   close(left[1]);
 }
 
 TEST(ShmGroup, RankKilledInMidTransferIsReportedByAll) {
   // A window far smaller than the rows: every rank is in the middle of sending and receiving.
-  testing::run_ranks(testing::Backend::Shm,
-                     {.num_ranks = 4,
-                      .options = {.deadline = std::chrono::minutes(10), .window_bytes = 1},
-                      .max_ring_bytes = 8192,
-                      .killed = {1}},
-                     [](Communicator& group) {
-                       const auto error = testing::catch_comm_error(
-                           [&] { cast_all(group, 20000, 3, group.rank() == 1); });
-                       EXPECT_EQ(error.failure(), CommFailure::PeerDied) << error.what();
-                       EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr("stage 3")));
-                     });
+  run_ranks(Backend::Shm,
+            {.num_ranks = 4,
+             .options = {.deadline = std::chrono::minutes(10), .window_bytes = 1},
+             .max_ring_bytes = 8192,
+             .killed = {1}},
+            [](Communicator& group) {
+              const auto error =
+                  catch_comm_error([&] { cast_all(group, 20000, 3, group.rank() == 1); });
+              EXPECT_EQ(error.failure(), CommFailure::PeerDied) << error.what();
+              EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr("stage 3")));
+            });
 }
 
 TEST(ShmGroup, ZombieCountsAsDead) {
@@ -112,7 +110,7 @@ TEST(ShmGroup, ZombieCountsAsDead) {
 }
 
 TEST(ShmGroup, StoppedAndContinuedRankIsNoError) {
-  testing::run_ranks(testing::Backend::Shm, {.num_ranks = 2}, [](Communicator& group) {
+  run_ranks(Backend::Shm, {.num_ranks = 2}, [](Communicator& group) {
     if (group.rank() == 1) {
       const pid_t self = getpid();
       const pid_t waker = fork();
@@ -130,7 +128,7 @@ TEST(ShmGroup, StoppedAndContinuedRankIsNoError) {
 }
 
 TEST(ShmGroup, SignalsInterruptNothing) {
-  testing::run_ranks(testing::Backend::Shm, {.num_ranks = 2}, [](Communicator& group) {
+  run_ranks(Backend::Shm, {.num_ranks = 2}, [](Communicator& group) {
     struct sigaction action {};
     action.sa_handler = [](int) {};
     sigaction(SIGUSR1, &action, nullptr);
@@ -168,8 +166,8 @@ std::size_t count_group_mappings() {
 }
 
 TEST(ShmGroup, NothingLeaksWhetherClosedOrAborted) {
-  const std::string name = testing::unique_name();
-  testing::run_processes(3, [&](std::int32_t rank) {
+  const std::string name = unique_name();
+  run_processes(3, [&](std::int32_t rank) {
     // The first round may open what stays open for good, such as the log.
     std::size_t descriptors = 0;
     for (int round = 0; round < 6; ++round) {
@@ -184,7 +182,7 @@ TEST(ShmGroup, NothingLeaksWhetherClosedOrAborted) {
           EXPECT_EQ(count_group_mappings(), 0u);
         } else {
           // The abort may meet the others in any of their casts.
-          testing::catch_comm_error([&] {
+          catch_comm_error([&] {
             for (std::int32_t stage = 0;; ++stage) {
               cast_all(*group, 3000, stage);
               if (rank == 0) group->abort("enough");
@@ -200,7 +198,7 @@ TEST(ShmGroup, NothingLeaksWhetherClosedOrAborted) {
 }
 
 TEST(ShmGroup, WithoutMemoryForAWindowRowsGoThroughTheFirstOne) {
-  testing::run_ranks(testing::Backend::Shm, {.num_ranks = 2}, [](Communicator& group) {
+  run_ranks(Backend::Shm, {.num_ranks = 2}, [](Communicator& group) {
     // A limit on file size makes the machine refuse a larger window.
     signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{.rlim_cur = 4096, .rlim_max = 4096};
@@ -222,14 +220,14 @@ TEST(ShmGroup, MemoryIsPrivateAndHasNoName) {
 
 TEST(ShmGroup, AnyAllgatherServesAsBootstrapUnlessItMixesRanks) {
   // The bootstrap is a group itself: no socket, no name.
-  testing::run_ranks(testing::Backend::Shm, {.num_ranks = 3}, [](Communicator& first) {
-    const Bootstrap bootstrap = testing::bootstrap_over(first);
+  run_ranks(Backend::Shm, {.num_ranks = 3}, [](Communicator& first) {
+    const Bootstrap bootstrap = bootstrap_over(first);
     const auto second = make_shm_group(first.rank(), 3, bootstrap);
     cast_all(*second, 10, 0);
     second->close_sync();
     // Two ranks believe to be rank 1.
     const std::int32_t claimed = first.rank() == 2 ? 1 : first.rank();
-    const auto error = testing::catch_comm_error([&] { make_shm_group(claimed, 3, bootstrap); });
+    const auto error = catch_comm_error([&] { make_shm_group(claimed, 3, bootstrap); });
     EXPECT_EQ(error.failure(), CommFailure::System);
     EXPECT_THAT(error.what(), HasSubstr("calls itself rank 1 of 3"));
     first.close_sync();
@@ -237,4 +235,4 @@ TEST(ShmGroup, AnyAllgatherServesAsBootstrapUnlessItMixesRanks) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

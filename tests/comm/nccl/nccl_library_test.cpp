@@ -9,25 +9,25 @@
 #include "comm/ranks.hpp"
 
 // Each in a process of its own: a library once loaded stays.
-namespace magi {
+namespace magi::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 void in_process(const std::function<void()>& body) {
-  testing::run_processes(1, [&](std::int32_t) { body(); });
+  run_processes(1, [&](std::int32_t) { body(); });
 }
 
 std::string refusal(const std::string& path) {
-  const CommError error = testing::catch_comm_error([&] { comm::NcclLibrary library(path); });
+  const CommError error = catch_comm_error([&] { comm::NcclLibrary library(path); });
   EXPECT_EQ(error.failure(), CommFailure::System);
   return error.what();
 }
 
 TEST(NcclLibrary, TheOneThatIsLoadedAlreadyIsTaken) {
   in_process([] {
-    ASSERT_NE(dlopen(testing::fake_nccl().c_str(), RTLD_NOW | RTLD_LOCAL), nullptr);
+    ASSERT_NE(dlopen(fake_nccl().c_str(), RTLD_NOW | RTLD_LOCAL), nullptr);
     EXPECT_EQ(comm::NcclLibrary("").version(), 22907);
   });
 }
@@ -41,9 +41,8 @@ TEST(NcclLibrary, MissingOneIsNamed) {
 }
 
 TEST(NcclLibrary, MissingFunctionIsNamed) {
-  in_process([] {
-    EXPECT_THAT(refusal(testing::nccl_without_send()), HasSubstr("lacks the function ncclSend"));
-  });
+  in_process(
+      [] { EXPECT_THAT(refusal(nccl_without_send()), HasSubstr("lacks the function ncclSend")); });
 }
 
 TEST(NcclLibrary, VersionsAreWrittenAsNcclDoes) {
@@ -53,4 +52,4 @@ TEST(NcclLibrary, VersionsAreWrittenAsNcclDoes) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

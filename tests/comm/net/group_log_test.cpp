@@ -12,10 +12,9 @@
 #include "comm/ranks.hpp"
 
 // What the log tells of groups whose ranks are threads of the test.
-namespace magi {
+namespace magi::testing {
 namespace {
 
-using testing::Backend;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -58,7 +57,7 @@ void abort_on_rank_0(Communicator& group) {
     group.abort("out of paper");
     group.abort("again");
   }
-  const CommError error = testing::catch_comm_error([&] {
+  const CommError error = catch_comm_error([&] {
     for (;;) group.allgather_sync({});
   });
   EXPECT_EQ(error.failure(), CommFailure::Aborted) << error.what();
@@ -68,17 +67,17 @@ class GroupLog : public ::testing::TestWithParam<Backend> {};
 
 INSTANTIATE_TEST_SUITE_P(Backends, GroupLog,
                          ::testing::Values(Backend::Threads, Backend::Bytes, Backend::Nccl),
-                         [](const auto& backend) { return testing::backend_name(backend.param); });
+                         [](const auto& backend) { return backend_name(backend.param); });
 
 TEST_P(GroupLog, AGroupThatEndsInOrderWarnsOfNothing) {
   KeptLog kept(LogLevel::Warn);
-  testing::run_ranks(GetParam(), {.num_ranks = 3}, use_in_order);
+  run_ranks(GetParam(), {.num_ranks = 3}, use_in_order);
   EXPECT_THAT(kept.sorted(), IsEmpty());
 }
 
 TEST(GroupLog, TellsWhatCarriesRows) {
   KeptLog kept(LogLevel::Info);
-  testing::run_ranks(Backend::Threads, {.num_ranks = 2}, use_in_order);
+  run_ranks(Backend::Threads, {.num_ranks = 2}, use_in_order);
   EXPECT_THAT(kept.sorted(), ElementsAre("2 comm: rank 0 of 2 is in a group over threads: all "
                                          "ranks are threads of this process"));
 }
@@ -86,14 +85,14 @@ TEST(GroupLog, TellsWhatCarriesRows) {
 TEST(GroupLog, TheRankThatAbortsTellsWhyOnce) {
   for (const Backend backend : {Backend::Threads, Backend::Bytes}) {
     KeptLog kept(LogLevel::Error);
-    testing::run_ranks(backend, {.num_ranks = 2}, abort_on_rank_0);
+    run_ranks(backend, {.num_ranks = 2}, abort_on_rank_0);
     EXPECT_THAT(kept.sorted(), ElementsAre("0 comm: rank 0 aborts its group: out of paper"));
   }
 }
 
 TEST(GroupLog, ARankThatHearsOfAnAbortBesideItsCallsTellsSo) {
   KeptLog kept(LogLevel::Error);
-  testing::run_ranks(Backend::Nccl, {.num_ranks = 2}, abort_on_rank_0);
+  run_ranks(Backend::Nccl, {.num_ranks = 2}, abort_on_rank_0);
   EXPECT_THAT(kept.sorted(), ElementsAre("0 comm: rank 0 aborts its group: out of paper",
                                          "0 comm: the group of rank 1 has failed: rank 0 "
                                          "aborted: out of paper"));
@@ -101,7 +100,7 @@ TEST(GroupLog, ARankThatHearsOfAnAbortBesideItsCallsTellsSo) {
 
 TEST(GroupLog, AnErrorThatIsThrownIsNotLoggedToo) {
   KeptLog kept(LogLevel::Debug);
-  testing::run_ranks(Backend::Bytes, {.num_ranks = 2}, [](Communicator& group) {
+  run_ranks(Backend::Bytes, {.num_ranks = 2}, [](Communicator& group) {
     std::vector<std::byte> bytes(4);
     const std::vector<std::int64_t> too_few{1};
     EXPECT_THROW(group.start_bytes({.send = bytes.data(),
@@ -123,4 +122,4 @@ TEST(GroupLog, ProcessesThatEndAreNoError) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

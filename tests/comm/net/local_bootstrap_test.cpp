@@ -13,15 +13,13 @@
 
 #include "comm/ranks.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
-using testing::bytes_of;
 using ::testing::HasSubstr;
-using testing::refusal_of;
 
 /// The address that rank 0 of a group takes if it is free, and those after it.
 std::string address_of(const std::string& name, int choice) {
@@ -49,29 +47,28 @@ class Squatter {
 };
 
 TEST(LocalBootstrap, RanksMeetWhereAnotherHoldsTheFirstAddresses) {
-  const std::string name = testing::unique_name();
+  const std::string name = unique_name();
   const Squatter first(address_of(name, 0)), second(address_of(name, 1));
-  testing::run_processes(3, [&](std::int32_t rank) {
+  run_processes(3, [&](std::int32_t rank) {
     const Bootstrap bootstrap = local_bootstrap(name, rank, 3, seconds(20));
     EXPECT_EQ(bootstrap(bytes_of(rank, 1)).size(), 3u);
   });
 }
 
 TEST(LocalBootstrap, AddressesThatAreAllHeldAreReported) {
-  const std::string name = testing::unique_name();
+  const std::string name = unique_name();
   std::vector<std::unique_ptr<Squatter>> squatters;
   for (int i = 0; i < 8; ++i) {
     squatters.push_back(std::make_unique<Squatter>(address_of(name, i)));
   }
-  const auto error =
-      testing::catch_comm_error([&] { local_bootstrap(name, 0, 2, milliseconds(300)); });
+  const auto error = catch_comm_error([&] { local_bootstrap(name, 0, 2, milliseconds(300)); });
   EXPECT_THAT(error.what(), AllOf(HasSubstr("other processes hold the addresses of group"),
                                   HasSubstr("another name is needed")));
 }
 
 TEST(LocalBootstrap, AnotherUserWhoListensIsNamedAndPassedBy) {
   if (geteuid() != 0) GTEST_SKIP() << "takes two users";
-  const std::string name = testing::unique_name();
+  const std::string name = unique_name();
   const std::string address = address_of(name, 0);
   int ready[2];
   ASSERT_EQ(::pipe(ready), 0);
@@ -84,11 +81,10 @@ TEST(LocalBootstrap, AnotherUserWhoListensIsNamedAndPassedBy) {
   }
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-  const auto error =
-      testing::catch_comm_error([&] { local_bootstrap(name, 1, 2, milliseconds(300)); });
+  const auto error = catch_comm_error([&] { local_bootstrap(name, 1, 2, milliseconds(300)); });
   EXPECT_THAT(error.what(), HasSubstr("process " + std::to_string(other) +
                                       " of user 65534 listens at an address of the group"));
-  testing::run_processes(2, [&](std::int32_t rank) {
+  run_processes(2, [&](std::int32_t rank) {
     EXPECT_EQ(local_bootstrap(name, rank, 2, seconds(20))(bytes_of(rank, 1)).size(), 2u);
   });
   ::kill(other, SIGKILL);
@@ -111,4 +107,4 @@ TEST(LocalBootstrap, BadArgumentsAreRefused) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

@@ -11,15 +11,13 @@
 #include "comm/ranks.hpp"
 
 // What is the same for ranks that meet at any place.
-namespace magi {
+namespace magi::testing {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
-using testing::bytes_of;
 using ::testing::HasSubstr;
-using testing::refusal_of;
 
 enum class Place { Local, Tcp };
 
@@ -30,7 +28,7 @@ class Meeting : public ::testing::TestWithParam<Place> {
     if (GetParam() == Place::Tcp) return tcp_bootstrap(place_, rank, num_ranks, deadline);
     return local_bootstrap(place_.name, rank, num_ranks, deadline);
   }
-  const TcpPlace place_ = testing::unique_place();
+  const TcpPlace place_ = unique_place();
 };
 
 INSTANTIATE_TEST_SUITE_P(Places, Meeting, ::testing::Values(Place::Local, Place::Tcp),
@@ -39,7 +37,7 @@ INSTANTIATE_TEST_SUITE_P(Places, Meeting, ::testing::Values(Place::Local, Place:
                          });
 
 TEST_P(Meeting, GathersInRankOrderWhoeverComesFirst) {
-  testing::run_processes(4, [&](std::int32_t rank) {
+  run_processes(4, [&](std::int32_t rank) {
     std::this_thread::sleep_for(milliseconds((7 - 2 * rank) * 20));
     const Bootstrap bootstrap = meet(rank, 4, seconds(20));
     for (const std::size_t scale : {std::size_t{0}, std::size_t{3}, std::size_t{500'000}}) {
@@ -54,9 +52,9 @@ TEST_P(Meeting, GathersInRankOrderWhoeverComesFirst) {
 }
 
 TEST_P(Meeting, MissingRanksAreNamedToEveryone) {
-  testing::run_processes(5, [&](std::int32_t rank) {
+  run_processes(5, [&](std::int32_t rank) {
     if (rank == 2 || rank == 4) return;
-    const auto error = testing::catch_comm_error([&] { meet(rank, 5, milliseconds(500)); });
+    const auto error = catch_comm_error([&] { meet(rank, 5, milliseconds(500)); });
     EXPECT_EQ(error.failure(), CommFailure::Timeout);
     EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 2, rank 4 of group '" + place_.name + "'"),
                                     HasSubstr("did not arrive within 500 ms")));
@@ -64,7 +62,7 @@ TEST_P(Meeting, MissingRanksAreNamedToEveryone) {
 }
 
 TEST_P(Meeting, MissingRankZeroIsNamed) {
-  const auto error = testing::catch_comm_error([&] { meet(1, 2, milliseconds(100)); });
+  const auto error = catch_comm_error([&] { meet(1, 2, milliseconds(100)); });
   EXPECT_EQ(error.failure(), CommFailure::Timeout);
   EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0"), HasSubstr("did not arrive within 100 ms")));
   if (GetParam() == Place::Local) return;
@@ -73,7 +71,7 @@ TEST_P(Meeting, MissingRankZeroIsNamed) {
 
 TEST_P(Meeting, RankClaimedTwiceIsRefusedEverywhere) {
   // Processes 1 and 2 both claim rank 1; rank 2 never comes, so that the meeting is still on.
-  testing::run_processes(3, [&](std::int32_t process) {
+  run_processes(3, [&](std::int32_t process) {
     EXPECT_THAT(refusal_of([&] { meet(process == 0 ? 0 : 1, 3, seconds(20)); }),
                 AllOf(HasSubstr("rank is 1"), HasSubstr("allowed: each rank once"),
                       HasSubstr(GetParam() == Place::Tcp ? "the process at 127.0.0.1 port"
@@ -82,7 +80,7 @@ TEST_P(Meeting, RankClaimedTwiceIsRefusedEverywhere) {
 }
 
 TEST_P(Meeting, RankZeroClaimedTwiceIsRefused) {
-  testing::run_processes(2, [&](std::int32_t process) {
+  run_processes(2, [&](std::int32_t process) {
     const auto claim = [&] { meet(0, 2, milliseconds(700)); };
     if (process == 0) {
       EXPECT_ANY_THROW(claim());  // rank 1 never comes
@@ -94,26 +92,26 @@ TEST_P(Meeting, RankZeroClaimedTwiceIsRefused) {
 }
 
 TEST_P(Meeting, OtherNumberOfRanksIsRefusedEverywhere) {
-  testing::run_processes(2, [&](std::int32_t rank) {
+  run_processes(2, [&](std::int32_t rank) {
     EXPECT_THAT(refusal_of([&] { meet(rank, rank == 0 ? 3 : 2, seconds(20)); }),
                 AllOf(HasSubstr("num_ranks is 2"), HasSubstr("allowed: 3")));
   });
 }
 
 TEST_P(Meeting, RankThatDiesBetweenCallsIsReportedToEveryone) {
-  testing::run_processes(3,
-                         [&](std::int32_t rank) {
-                           const Bootstrap bootstrap = meet(rank, 3, seconds(20));
-                           bootstrap({});
-                           if (rank == 2) raise(SIGKILL);
-                           const auto error = testing::catch_comm_error([&] { bootstrap({}); });
-                           EXPECT_EQ(error.failure(), CommFailure::PeerDied);
-                           const bool is_tcp = GetParam() == Place::Tcp;
-                           EXPECT_THAT(error.what(),
-                                       HasSubstr(is_tcp ? "rank 2 (the process at 127.0.0.1 port "
-                                                        : "rank 2 (process "));
-                         },
-                         {2});
+  run_processes(3,
+                [&](std::int32_t rank) {
+                  const Bootstrap bootstrap = meet(rank, 3, seconds(20));
+                  bootstrap({});
+                  if (rank == 2) raise(SIGKILL);
+                  const auto error = catch_comm_error([&] { bootstrap({}); });
+                  EXPECT_EQ(error.failure(), CommFailure::PeerDied);
+                  const bool is_tcp = GetParam() == Place::Tcp;
+                  EXPECT_THAT(error.what(),
+                              HasSubstr(is_tcp ? "rank 2 (the process at 127.0.0.1 port "
+                                               : "rank 2 (process "));
+                },
+                {2});
 }
 
 TEST_P(Meeting, OneRankNeedsNobody) {
@@ -123,4 +121,4 @@ TEST_P(Meeting, OneRankNeedsNobody) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

@@ -7,19 +7,16 @@
 #include "comm/net/tcp_socket.hpp"
 #include "comm/ranks.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
 
 using std::chrono::seconds;
-using testing::bytes_of;
 using ::testing::HasSubstr;
-using testing::refusal_of;
-using testing::unique_place;
 
 TEST(TcpBootstrap, RankZeroIsFoundByItsHostsName) {
   TcpPlace place = unique_place();
   place.address = "localhost";
-  testing::run_processes(2, [&](std::int32_t rank) {
+  run_processes(2, [&](std::int32_t rank) {
     EXPECT_EQ(tcp_bootstrap(place, rank, 2, seconds(20))({}).size(), 2U);
   });
 }
@@ -29,7 +26,7 @@ TEST(TcpBootstrap, PortsThatOthersHoldArePassedBy) {
   // A service that never speaks, as the store of a launcher.
   const auto silent = comm::listen_tcp(comm::TcpReach::ThisMachine, place.port, 8);
   ASSERT_TRUE(silent);
-  testing::run_processes(3, [&](std::int32_t rank) {
+  run_processes(3, [&](std::int32_t rank) {
     const auto all = tcp_bootstrap(place, rank, 3, seconds(20))(bytes_of(rank, 2));
     EXPECT_EQ(all[2], bytes_of(2, 2));
   });
@@ -37,7 +34,7 @@ TEST(TcpBootstrap, PortsThatOthersHoldArePassedBy) {
 
 TEST(TcpBootstrap, GroupsOfOtherNamesPassByEachOther) {
   const TcpPlace place = unique_place();
-  testing::run_processes(4, [&](std::int32_t process) {
+  run_processes(4, [&](std::int32_t process) {
     TcpPlace own = place;
     own.name += process / 2 == 0 ? "a" : "b";
     const std::int32_t rank = process % 2;
@@ -59,4 +56,4 @@ TEST(TcpBootstrap, BadArgumentsAreRefused) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

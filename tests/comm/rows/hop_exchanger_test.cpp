@@ -7,10 +7,8 @@
 
 // Rows of four ranks in two nodes of two, all of which need all rows of the others. Sums and merges
 // by node are in tests/runtime/nodes_test.cpp.
-namespace magi {
+namespace magi::testing {
 namespace {
-
-using testing::Backend;
 
 constexpr std::int32_t kRanks = 4;
 constexpr std::int32_t kNode = 2;
@@ -49,7 +47,7 @@ class HopExchanger : public ::testing::TestWithParam<Backend> {
  protected:
   using Body = std::function<void(Communicator&, comm::RowExchanger&)>;
   void run(const Body& body) {
-    testing::run_ranks(GetParam(), {.num_ranks = kRanks}, [&](Communicator& group) {
+    run_ranks(GetParam(), {.num_ranks = kRanks}, [&](Communicator& group) {
       const auto exchanger =
           comm::make_row_exchanger(group, kCpuDevice, {}, {.has_ways_by_node = true});
       body(group, *exchanger);
@@ -61,17 +59,16 @@ class HopExchanger : public ::testing::TestWithParam<Backend> {
 INSTANTIATE_TEST_SUITE_P(Backends, HopExchanger,
                          ::testing::Values(Backend::Threads, Backend::Shm, Backend::Bytes,
                                            Backend::Nccl),
-                         [](const auto& backend) { return testing::backend_name(backend.param); });
+                         [](const auto& backend) { return backend_name(backend.param); });
 
-testing::HostTensor make_rows(std::int64_t rows, const std::function<double(std::int32_t)>& value) {
-  auto tensor = testing::make_tensor(DType::Float64, {rows, 1, kDim});
-  testing::fill(tensor.view,
-                [&](const auto& index) { return value(static_cast<std::int32_t>(index[0])); });
+HostTensor make_rows(std::int64_t rows, const std::function<double(std::int32_t)>& value) {
+  auto tensor = make_tensor(DType::Float64, {rows, 1, kDim});
+  fill(tensor.view, [&](const auto& index) { return value(static_cast<std::int32_t>(index[0])); });
   return tensor;
 }
 
-double element(const testing::HostTensor& tensor, std::int64_t row) {
-  return testing::read_element(tensor.view, {row, 0, 0});
+double element(const HostTensor& tensor, std::int64_t row) {
+  return read_element(tensor.view, {row, 0, 0});
 }
 
 /// Ranks await in orders of their own; straight moves lie between those by node, which cross once
@@ -83,7 +80,7 @@ TEST_P(HopExchanger, CastsMayBeAwaitedInAnyOrder) {
     const comm::RowTable straight = all_to_all(rank);
     const comm::RowTable hopping = by_node(rank);
     exchanger.prepare(hopping, {.kind = ExchangeKind::Cast}, {});
-    std::vector<testing::HostTensor> own, received;
+    std::vector<HostTensor> own, received;
     for (std::size_t m = 0; m < kMoves; ++m) {
       const double base = 100.0 * static_cast<double>(m) + 10.0 * rank;
       own.push_back(make_rows(kRows, [&](std::int32_t row) { return base + row; }));
@@ -118,7 +115,7 @@ TEST_P(HopExchanger, CastsMayBeAwaitedInAnyOrder) {
 }
 
 TEST(HopExchangerFailure, RowsGivenUpHalfWayEndTheGroup) {
-  testing::run_ranks(Backend::Threads, {.num_ranks = kRanks}, [](Communicator& group) {
+  run_ranks(Backend::Threads, {.num_ranks = kRanks}, [](Communicator& group) {
     const auto exchanger =
         comm::make_row_exchanger(group, kCpuDevice, {}, {.has_ways_by_node = true});
     const comm::RowTable table = by_node(group.rank());
@@ -131,7 +128,7 @@ TEST(HopExchangerFailure, RowsGivenUpHalfWayEndTheGroup) {
     };
     if (group.rank() == 1) return start().reset();
     // A rank may have all rows of the first exchange by then; of the second rank 1 sends none.
-    const auto error = testing::catch_comm_error([&] {
+    const auto error = catch_comm_error([&] {
       for (int exchange = 0; exchange < 2; ++exchange) start()->await(nullptr);
     });
     EXPECT_EQ(error.failure(), CommFailure::Aborted) << error.what();
@@ -139,4 +136,4 @@ TEST(HopExchangerFailure, RowsGivenUpHalfWayEndTheGroup) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

@@ -9,31 +9,28 @@
 #include "comm/rows/row_memory.hpp"
 
 // Moves of rows in host memory over each backend.
-namespace magi {
+namespace magi::testing {
 namespace {
 
-using testing::Backend;
-
-class RowMoves : public ::testing::TestWithParam<std::tuple<Backend, testing::RowCheck>> {};
+class RowMoves : public ::testing::TestWithParam<std::tuple<Backend, RowCheck>> {};
 
 INSTANTIATE_TEST_SUITE_P(Backends, RowMoves,
                          ::testing::Combine(::testing::Values(Backend::Threads, Backend::Shm,
                                                               Backend::Bytes, Backend::Nccl),
-                                            ::testing::ValuesIn(testing::row_checks())),
+                                            ::testing::ValuesIn(row_checks())),
                          [](const auto& test) {
-                           return testing::backend_name(std::get<0>(test.param)) + "_" +
+                           return backend_name(std::get<0>(test.param)) + "_" +
                                   std::get<1>(test.param).name;
                          });
 
 TEST_P(RowMoves, GiveWhatTheyMust) {
   const auto& [backend, check] = GetParam();
-  const testing::TestMemory host;
+  const TestMemory host;
   for (const std::int32_t num_ranks : check.group_sizes) {
-    testing::run_ranks(backend, {.num_ranks = num_ranks},
-                       [&, run = check.run](Communicator& group) {
-                         run(group, host);
-                         group.close_sync();
-                       });
+    run_ranks(backend, {.num_ranks = num_ranks}, [&, run = check.run](Communicator& group) {
+      run(group, host);
+      group.close_sync();
+    });
   }
 }
 
@@ -49,7 +46,7 @@ TEST(RowTable, RowsThatStayAreMovesOfTheirOwn) {
 }
 
 TEST(FindWire, NeedsGaplessRowsAndOneShift) {
-  const auto tensor = testing::make_tensor(DType::Float32, {8, 4});
+  const auto tensor = make_tensor(DType::Float32, {8, 4});
   const auto* data = static_cast<std::byte*>(tensor.view.data);
   const auto found = [&](TensorView view, std::vector<PeerRows> records) {
     return comm::find_wire({&view, 1}, comm::wire_order(records, 2, 3));
@@ -61,4 +58,4 @@ TEST(FindWire, NeedsGaplessRowsAndOneShift) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

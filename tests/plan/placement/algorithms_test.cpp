@@ -11,10 +11,8 @@
 #include "plan/placement/placement_cases.hpp"
 #include "support/refusal.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
-
-using testing::kAllAlgorithms;
 
 /// Every chunk on one rank, ascending, counts within the cap.
 void check_layout(const Placement& placement, std::int32_t max_chunks) {
@@ -47,7 +45,7 @@ PlacementConfig random_config(RandomStream& random, PlacementAlgorithm algorithm
 TEST(Place, EveryAlgorithmPlacesEveryChunkWithinTheCap) {
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     RandomStream random(seed);
-    const Mask mask = testing::random_square_mask(random, 1, 96);
+    const Mask mask = random_square_mask(random, 1, 96);
     const std::int32_t ranks = random.between(1, 7);
     for (const PlacementAlgorithm algorithm : kAllAlgorithms) {
       SCOPED_TRACE(std::string(placement_name(algorithm)) + ", seed " + std::to_string(seed));
@@ -78,7 +76,7 @@ TEST(Place, EveryAlgorithmPlacesEveryChunkWithinTheCap) {
 }
 
 TEST(Place, KeepsOneRankAndOneChunkPerRank) {
-  const Mask mask = testing::document_mask({40, 24}, MaskType::Causal);
+  const Mask mask = document_mask({40, 24}, MaskType::Causal);
   for (const PlacementAlgorithm algorithm : kAllAlgorithms) {
     SCOPED_TRACE(placement_name(algorithm));
     PlacementConfig config;
@@ -107,7 +105,7 @@ TEST(Place, TakesMasksWithoutWork) {
 }
 
 TEST(Place, KeepsAShortLastChunk) {
-  const Mask mask = testing::document_mask({61}, MaskType::Causal);
+  const Mask mask = document_mask({61}, MaskType::Causal);
   for (const PlacementAlgorithm algorithm : kAllAlgorithms) {
     SCOPED_TRACE(placement_name(algorithm));
     PlacementConfig config;
@@ -125,7 +123,7 @@ TEST(Place, KeepsAShortLastChunk) {
 
 TEST(Place, MinHeapGivesTheLaterOfEqualChunksFirst) {
   // Four equal chunks on two ranks: 3 -> 0, 2 -> 1, 1 -> 0, 0 -> 1.
-  const Mask mask = testing::document_mask({4, 4, 4, 4}, MaskType::Causal);
+  const Mask mask = document_mask({4, 4, 4, 4}, MaskType::Causal);
   PlacementConfig config;
   config.algorithm = PlacementAlgorithm::MinHeap;
   config.chunk_size = 4;
@@ -134,7 +132,7 @@ TEST(Place, MinHeapGivesTheLaterOfEqualChunksFirst) {
 }
 
 TEST(Place, ClosedFormsHaveTheirShapes) {
-  const Mask mask = testing::document_mask({64}, MaskType::Causal);
+  const Mask mask = document_mask({64}, MaskType::Causal);
   PlacementConfig config;
   config.algorithm = PlacementAlgorithm::SequentialSelect;
   config.min_chunks_per_rank = 2;
@@ -152,7 +150,7 @@ TEST(Place, ClosedFormsHaveTheirShapes) {
 }
 
 TEST(Place, RandomSelectFollowsItsSeed) {
-  const Mask mask = testing::document_mask({256}, MaskType::Causal);
+  const Mask mask = document_mask({256}, MaskType::Causal);
   PlacementConfig config;
   config.algorithm = PlacementAlgorithm::RandomSelect;
   const Placement first = place(mask, 4, config);
@@ -164,11 +162,11 @@ template <typename Change>
 std::string error_of(const Mask& mask, std::int32_t ranks, Change change) {
   PlacementConfig config;
   change(config);
-  return testing::refusal_of([&] { place(mask, ranks, config); });
+  return refusal_of([&] { place(mask, ranks, config); });
 }
 
 TEST(Place, RefusesBadConfigsByName) {
-  const Mask mask = testing::document_mask({64}, MaskType::Causal);
+  const Mask mask = document_mask({64}, MaskType::Causal);
   const auto text = [&](auto change) { return error_of(mask, 4, change); };
   const auto starts = [](const std::string& message, const std::string& name) {
     return message.rfind(name + " is ", 0) == 0 && message.find("; allowed: ") != std::string::npos;
@@ -187,4 +185,4 @@ TEST(Place, RefusesBadConfigsByName) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

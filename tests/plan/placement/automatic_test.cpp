@@ -13,7 +13,7 @@
 #include "plan/placement/placement_cases.hpp"
 #include "support/random_streams.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
 
 struct Quality {
@@ -34,12 +34,12 @@ Quality quality(const Mask& mask, std::int32_t ranks, PlacementAlgorithm algorit
 
 Mask long_documents(std::uint64_t seed, MaskType type) {
   RandomStream random(seed);
-  return testing::document_mask(testing::random_lengths(random, 8192), type);
+  return document_mask(random_lengths(random, 8192), type);
 }
 
 TEST(AutoPlacement, IsNeverWorseThanMinHeapInBoth) {
-  for (RandomStream& random : testing::RandomStreams(100)) {
-    const Mask mask = testing::random_square_mask(random, 1, 200);
+  for (RandomStream& random : RandomStreams(100)) {
+    const Mask mask = random_square_mask(random, 1, 200);
     const std::int32_t ranks = random.between(2, 6);
     const Quality heap = quality(mask, ranks, PlacementAlgorithm::MinHeap);
     for (const auto algorithm : {PlacementAlgorithm::Auto, PlacementAlgorithm::Thorough}) {
@@ -72,7 +72,7 @@ TEST(AutoPlacement, MovesLessThanTwoThirdsOfMinHeapOnDocuments) {
 
 TEST(AutoPlacement, ServesPrefixTreesAndGlobalTokens) {
   // A shared prefix of 1024 rows that all branches see, and windows with 64 global rows.
-  Mask tree = testing::document_mask(std::vector<std::int32_t>(8, 1024), MaskType::Causal);
+  Mask tree = document_mask(std::vector<std::int32_t>(8, 1024), MaskType::Causal);
   tree.slices.push_back(band_slice({1024, 8192}, {0, 1024}, MaskType::Full));
   Mask global{8192, 8192, {{0, 8192, 0, 8192, -200, 0}, {0, 8192, 0, 64, -kBandInfinity, -201}}};
   for (const Mask& mask : {tree, global}) {
@@ -85,7 +85,7 @@ TEST(AutoPlacement, ServesPrefixTreesAndGlobalTokens) {
 
 TEST(AutoPlacement, UsesClosedForms) {
   PlacementConfig config;
-  const Mask causal = testing::document_mask({8192}, MaskType::Causal);
+  const Mask causal = document_mask({8192}, MaskType::Causal);
   const Placement found = place(causal, 8, config);
   config.algorithm = PlacementAlgorithm::Zigzag;
   EXPECT_EQ(found, place(causal, 8, config));
@@ -98,8 +98,7 @@ TEST(AutoPlacement, UsesClosedForms) {
 
 TEST(AutoPlacement, ServesManyRanks) {
   RandomStream random(3);
-  const Mask mask =
-      testing::document_mask(testing::random_lengths(random, 1 << 16), MaskType::Causal);
+  const Mask mask = document_mask(random_lengths(random, 1 << 16), MaskType::Causal);
   const Quality heap = quality(mask, 96, PlacementAlgorithm::MinHeap);
   const Quality fast = quality(mask, 96, PlacementAlgorithm::Auto);
   EXPECT_LT(fast.rows, heap.rows);
@@ -141,8 +140,8 @@ TEST(AutoPlacement, PrefersTheNodeByThePriceOfCrossing) {
 
 TEST(AutoPlacement, ChoicesKeepTheCountsOfChunksAndDiffer) {
   std::size_t most = 0;
-  for (RandomStream& random : testing::RandomStreams(40)) {
-    const Mask mask = testing::random_square_mask(random, 60, 250);
+  for (RandomStream& random : RandomStreams(40)) {
+    const Mask mask = random_square_mask(random, 60, 250);
     const NodeShape nodes{random.between(1, 4), random.between(12, 40)};
     const std::int32_t ranks = nodes.devices_per_node * random.between(2, 6) + random.between(0, 1);
     const ChunkTable table = make_chunk_table(mask, mask.rows_q, random.between(1, 2));
@@ -199,4 +198,4 @@ TEST(AutoPlacement, RefusesNodesThatCannotBe) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing

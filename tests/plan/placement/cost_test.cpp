@@ -11,10 +11,8 @@
 #include "plan/placement/placement_cases.hpp"
 #include "support/random_streams.hpp"
 
-namespace magi {
+namespace magi::testing {
 namespace {
-
-using testing::brute_cost;
 
 Placement random_layout(RandomStream& random, std::int32_t rows) {
   const std::int32_t chunk = random.between(1, 12);
@@ -25,8 +23,8 @@ Placement random_layout(RandomStream& random, std::int32_t rows) {
 }
 
 TEST(PlacementCost, EqualsBruteForceOnRandomMasks) {
-  for (RandomStream& random : testing::RandomStreams(300)) {
-    Mask mask = testing::random_square_mask(random, 1, 70);
+  for (RandomStream& random : RandomStreams(300)) {
+    Mask mask = random_square_mask(random, 1, 70);
     const Placement placement = random_layout(random, mask.rows_q + random.between(0, 9));
     const PlacementCost cost = placement_cost(mask, placement);
     const PlacementCost expected = brute_cost(mask, placement);
@@ -56,7 +54,7 @@ TEST(PlacementCost, CountsKeysBeyondTheQueriesAsRemote) {
 }
 
 TEST(PlacementCost, RefusesAPlacementShorterThanTheMask) {
-  const Mask mask = testing::document_mask({9}, MaskType::Causal);
+  const Mask mask = document_mask({9}, MaskType::Causal);
   EXPECT_THROW(placement_cost(mask, placement_from_chunks(8, 4, 2, {0, 1})), InvalidArgument);
 }
 
@@ -71,7 +69,7 @@ TEST(PlacementCost, RefusesMasksThatLeaveTheirRowsOrInt64) {
 }
 
 TEST(ChunkTable, MergesWhatAChunkSees) {
-  Mask mask = testing::document_mask({5, 7}, MaskType::Causal);
+  Mask mask = document_mask({5, 7}, MaskType::Causal);
   mask.slices.push_back(band_slice({8, 12}, {0, 2}, MaskType::Full));
   const ChunkTable table = make_chunk_table(mask, 16, 4);
   EXPECT_EQ(table.num_chunks(), 4);
@@ -81,8 +79,8 @@ TEST(ChunkTable, MergesWhatAChunkSees) {
 }
 
 TEST(CrossingRows, AreThoseOfNodesInPlaceOfRanks) {
-  for (RandomStream& random : testing::RandomStreams(100)) {
-    const Mask mask = testing::random_square_mask(random, 1, 70);
+  for (RandomStream& random : RandomStreams(100)) {
+    const Mask mask = random_square_mask(random, 1, 70);
     const Placement placement = random_layout(random, mask.rows_q);
     const std::int32_t node = random.between(1, 3);
     Placement nodes = placement;
@@ -91,7 +89,7 @@ TEST(CrossingRows, AreThoseOfNodesInPlaceOfRanks) {
     EXPECT_EQ(crossing_rows(mask, placement, node), brute_cost(mask, nodes).remote_rows);
     EXPECT_EQ(crossing_rows(mask, placement, 1), placement_cost(mask, placement).remote_rows);
   }
-  const Mask mask = testing::document_mask({8}, MaskType::Causal);
+  const Mask mask = document_mask({8}, MaskType::Causal);
   const Placement halves = placement_from_chunks(8, 4, 2, {0, 1});
   EXPECT_EQ(crossing_rows(mask, halves, std::numeric_limits<std::int32_t>::max()),
             std::vector<std::int64_t>{0})
@@ -100,4 +98,4 @@ TEST(CrossingRows, AreThoseOfNodesInPlaceOfRanks) {
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::testing
