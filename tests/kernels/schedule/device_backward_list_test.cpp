@@ -190,10 +190,7 @@ BackwardProblem random_problem(RandomStream& random) {
 }
 
 TEST_F(DeviceBackwardListTest, EqualsTheHostsPlainList) {
-  for_each_random_mask([](int number) {
-    const auto seed = static_cast<std::uint64_t>(number + 1);
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for_each_random_stream([](RandomStream& random) {
     const BackwardProblem problem = random_problem(random);
     const std::int32_t count = random.between(0, random.chance(20) ? 400 : 40);
     const TypedRanges ranges = random_ranges(random, problem.rows_q, problem.rows_k, count);
@@ -208,10 +205,7 @@ TEST_F(DeviceBackwardListTest, EqualsTheHostsPlainList) {
 
 /// Packed documents of a kind, which are components of their own.
 TEST_F(DeviceBackwardListTest, EqualsTheHostsOfDocuments) {
-  for_each_random_mask([](int number) {
-    const auto seed = static_cast<std::uint64_t>(number + 1);
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for_each_random_stream([](RandomStream& random) {
     BackwardProblem problem = random_problem(random);
     problem.rows_k = problem.rows_q;
     const std::int32_t most = random.between(1, 900);
@@ -241,10 +235,7 @@ TEST_F(DeviceBackwardListTest, EqualsTheHostsOfSingleDiagonals) {
 }
 
 TEST_F(DeviceBackwardListTest, JoinsWhatTheHostJoins) {
-  for_each_random_mask([](int number) {
-    const auto seed = static_cast<std::uint64_t>(number + 1);
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for_each_random_stream([](RandomStream& random) {
     const BackwardProblem problem = random_problem(random);
     const std::int32_t keys = random.between(1, 5);
     const std::int32_t rows = random.between(1, random.chance(80) ? 12 : 160);
@@ -270,12 +261,7 @@ TEST_F(DeviceBackwardListTest, HoldsForLongRowsAndManySlices) {
       .rows_q = kRows, .rows_k = kRows, .heads_q = 8, .heads_kv = 1, .num_ctas = 132};
   for (const int count : {4000, 9000}) {
     TypedRanges ranges;
-    for (RandomStream& random : testing::RandomStreams(count)) {
-      const std::int32_t begin = random.between(0, kRows - 70);
-      const std::int32_t key = random.between(0, kRows - 70);
-      ranges.append({begin, begin + random.between(0, 70)}, {key, key + random.between(0, 70)},
-                    random.between(0, 3));
-    }
+    for (RandomStream& random : testing::RandomStreams(count)) ranges.append_few(random, kRows);
     expect_hosts_list(shape_of(problem, ranges), ranges);
     ranges.append({0, kRows}, {0, kRows}, 1);
     expect_hosts_list(shape_of(problem, ranges), ranges);

@@ -100,10 +100,7 @@ TEST(DevicePackedHeadsTest, AreTheMost) {
 }
 
 TEST_F(DeviceListTest, EqualsTheHostsListByteForByte) {
-  for_each_random_mask([](int number) {
-    const auto seed = static_cast<std::uint64_t>(number + 1);
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for_each_random_stream([](RandomStream& random) {
     const ForwardProblem problem = random_problem(random);
     const std::int32_t count = random.between(0, random.chance(20) ? 400 : 40);
     const TypedRanges ranges = random_ranges(random, problem.rows_q, problem.rows_k, count);
@@ -144,10 +141,7 @@ TEST_F(DeviceListTest, EqualsTheHostsOfDocuments) {
 /// and more.
 TEST_F(DeviceListTest, JoinsWhatTheHostJoins) {
   std::size_t num_gaps = 0;
-  for_each_random_mask([&](int number) {
-    const auto seed = static_cast<std::uint64_t>(number + 1);
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
+  for_each_random_stream([&](RandomStream& random) {
     const ForwardProblem problem = random_problem(random);
     const std::int32_t rows = random.between(1, 5);
     const std::int32_t keys = random.between(1, random.chance(80) ? 12 : 160);
@@ -179,12 +173,7 @@ TEST_F(DeviceListTest, JoinsWhatTheHostJoins) {
 TEST_F(DeviceListTest, HoldsForHundredsOfThousandsOfSlices) {
   constexpr std::int32_t kRows = 1 << 20;
   TypedRanges ranges;
-  for (RandomStream& random : testing::RandomStreams(300000)) {
-    const std::int32_t begin = random.between(0, kRows - 70);
-    const std::int32_t key = random.between(0, kRows - 70);
-    ranges.append({begin, begin + random.between(0, 70)}, {key, key + random.between(0, 70)},
-                  random.between(0, 3));
-  }
+  for (RandomStream& random : testing::RandomStreams(300000)) ranges.append_few(random, kRows);
   ranges.append({0, kRows}, {0, kRows}, 1);
   DeviceListShape shape =
       shape_of({.rows_q = kRows, .rows_k = kRows, .heads_q = 8, .heads_kv = 1}, ranges);
@@ -199,12 +188,7 @@ TEST_F(DeviceListTest, HoldsAtTheMostSlicesThatHaveBins) {
   for (const std::int32_t count : {kMostBinnedSlices, kMostBinnedSlices + 1}) {
     RandomStream random(static_cast<std::uint64_t>(count));
     TypedRanges ranges;
-    for (std::int32_t i = 0; i < count; ++i) {
-      const std::int32_t begin = random.between(0, kRows - 70);
-      const std::int32_t key = random.between(0, kRows - 70);
-      ranges.append({begin, begin + random.between(0, 70)}, {key, key + random.between(0, 70)},
-                    random.between(0, 3));
-    }
+    for (std::int32_t i = 0; i < count; ++i) ranges.append_few(random, kRows);
     DeviceListShape shape =
         shape_of({.rows_q = kRows, .rows_k = kRows, .heads_q = 8, .heads_kv = 1}, ranges);
     ASSERT_EQ(device_list_layout(shape).has_bins, count == kMostBinnedSlices);

@@ -42,6 +42,13 @@ void TypedRanges::append(Range q, Range k, std::int32_t type) {
   types.push_back(type);
 }
 
+void TypedRanges::append_few(RandomStream& random, std::int32_t rows) {
+  const std::int32_t begin = random.between(0, rows - 70);
+  const std::int32_t key = random.between(0, rows - 70);
+  append({begin, begin + random.between(0, 70)}, {key, key + random.between(0, 70)},
+         random.between(0, 3));
+}
+
 std::vector<BandSlice> TypedRanges::bands(std::int32_t rows_q, std::int32_t rows_k) const {
   const auto clamped = [](const std::int32_t* pair, std::int32_t rows) {
     const std::int32_t begin = std::clamp(pair[0], 0, rows);

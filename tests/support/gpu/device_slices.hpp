@@ -19,6 +19,8 @@ struct TypedRanges {
   std::vector<std::int32_t> types;
 
   void append(Range q, Range k, std::int32_t type);
+  /// Appends a slice of up to 70 of so many rows and as many keys, of any type.
+  void append_few(RandomStream& random, std::int32_t rows);
   std::int64_t count() const { return std::ssize(types); }
   /// What the device must make of them: clamped, unknown types empty.
   std::vector<BandSlice> bands(std::int32_t rows_q, std::int32_t rows_k) const;

@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <functional>
 
+#include "base/random.hpp"
 #include "cuda/device.hpp"
 
 namespace magi::test {
@@ -26,5 +28,14 @@ int num_random_masks();
 int first_random_mask();
 /// Calls check(number) for each of them, on all processors at once; stops after a few failures.
 void for_each_random_mask(const std::function<void(int)>& check);
+/// Calls check with a stream for each of them, likewise; a failure tells its seed.
+inline void for_each_random_stream(const std::function<void(RandomStream&)>& check) {
+  for_each_random_mask([&](int number) {
+    const auto seed = static_cast<std::uint64_t>(number + 1);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    check(random);
+  });
+}
 
 }  // namespace magi::test
