@@ -26,6 +26,7 @@ from hosts import Hosts, enter
 WORLD_SIZE = 4
 COMM_SECONDS = 120  # a rank that compiles a model may come so much later than its peers
 CASE_SECONDS = 300
+SOON = 10.0  # seconds, of the 20 after which the collectives of an own_group fail
 
 
 def over(*sizes: int, ranks: str = "ranks"):
@@ -46,6 +47,13 @@ def refuses(call, error: type[BaseException] | tuple, pattern: str) -> None:
     """Checks that call raises this kind of error, with a message that matches."""
     with pytest.raises(error, match=pattern or None):
         call()
+
+
+def refuses_soon(call, error: type[BaseException] | tuple, pattern: str) -> None:
+    """What refuses checks, and that nobody waited until collectives of the group fail."""
+    begin = time.monotonic()
+    refuses(call, error, pattern)
+    assert time.monotonic() - begin < SOON
 
 
 def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
