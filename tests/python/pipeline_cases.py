@@ -180,11 +180,9 @@ def stages_in_turns(group, case: Case) -> None:
     assert max(plan.report.rank_memory) <= case.max_exchange_bytes
     check_attention(case.mask, key, mask, case, make_tensors(case))
     bound = case.max_exchange_bytes // 1000
-    refuses(
-        lambda: make_key(mask, dataclasses.replace(case, max_exchange_bytes=bound), group),
-        ValueError,
-        f"max_exchange_bytes is {bound}; allowed: 0 .no bound., or for this mask",
-    )
+    bounded = dataclasses.replace(case, max_exchange_bytes=bound)
+    text = f"max_exchange_bytes is {bound}; allowed: 0 .no bound., or for this mask"
+    refuses(lambda: make_key(mask, bounded, group), ValueError, text)
 
 
 def check_attention(title: str, key, mask: dense.Mask, case: Case, tensors) -> None:

@@ -178,9 +178,8 @@ class TestAttnRanges:
             assert AttnRanges.from_cu_seqlens(tensor, 89) == AttnRanges.from_ranges(
                 [(0, 23), (23, 89)]
             )
-        with pytest.raises(
-            TypeError, match="cu_seqlens is 5; allowed: a list of ints, or a tensor"
-        ):
+        pattern = "cu_seqlens is 5; allowed: a list of ints, or a tensor"
+        with pytest.raises(TypeError, match=pattern):
             check_valid_cu_seqlens(5, 89)
         with pytest.raises(ValueError, match="without gaps"):
             AttnRanges.from_ranges([(0, 4), (5, 9)]).to_cu_seqlens(9)

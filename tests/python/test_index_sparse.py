@@ -111,9 +111,8 @@ def test_entries_outside_count_as_none_and_are_told(monkeypatch):
     assert clean.error_word.tolist() == [0, -1]
     monkeypatch.setenv("MAGI_ATTENTION_SANITY_CHECK", "1")
     flex_flash_attn_func(q, k, v, index_sparse_indices=good)
-    with pytest.raises(
-        ValueError, match="2 entries that are no block of the keys, the first at 65"
-    ):
+    pattern = "2 entries that are no block of the keys, the first at 65"
+    with pytest.raises(ValueError, match=pattern):
         flex_flash_attn_func(q, k, v, index_sparse_indices=wrong)
 
 

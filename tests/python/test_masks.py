@@ -368,14 +368,12 @@ class TestMatrices:
 
         assert mask(equal).area == 9 + 25
         if sizes[0]:
-            with pytest.raises(
-                ValueError, match=r"^mask_mod of batch 1 and head 0 differs in row 0"
-            ):
+            pattern = r"^mask_mod of batch 1 and head 0 differs in row 0"
+            with pytest.raises(ValueError, match=pattern):
                 mask(of_batches)
         if sizes[1]:
-            with pytest.raises(
-                ValueError, match=r"^mask_mod of batch 0 and head 1 differs in row 0"
-            ):
+            pattern = r"^mask_mod of batch 0 and head 1 differs in row 0"
+            with pytest.raises(ValueError, match=pattern):
                 mask(of_heads)
 
     def test_blocks_without_a_function(self):

@@ -97,9 +97,8 @@ class TestCalls:
         ids, positions = model_zoo.batch()
         model, plan = made(kind, **changes), documents("full")
         model(**shard(plan, ids, None, positions))
-        with pytest.raises(
-            ValueError, match=r"Attention attends in both directions, but magi_plan"
-        ):
+        pattern = r"Attention attends in both directions, but magi_plan"
+        with pytest.raises(ValueError, match=pattern):
             model(**shard(documents("causal"), ids, None, positions))
 
     def test_labels_that_are_not_shifted(self, ranks):
@@ -121,9 +120,8 @@ def labels_alone(group):
     model = made("LlamaForCausalLM")
     plan = model_zoo.plans_of_documents(model, model_zoo.DOCUMENTS, group)
     arguments = shard(plan, ids, None, positions)
-    with pytest.raises(
-        ValueError, match="LlamaForCausalLM would shift labels by a row of the rank"
-    ):
+    pattern = "LlamaForCausalLM would shift labels by a row of the rank"
+    with pytest.raises(ValueError, match=pattern):
         model(**arguments, labels=arguments["input_ids"])
 
 

@@ -395,9 +395,8 @@ class TestPrefixTree:
             self.tree.labels(torch.zeros(3))
         with pytest.raises(ValueError, match="sample_weights has 1 entries; allowed: 2"):
             self.tree.loss_weights([1.0])
-        with pytest.raises(
-            ValueError, match=r"sample_weights\[0\] has shape \[2\]; allowed: \[3\]"
-        ):
+        pattern = r"sample_weights\[0\] has shape \[2\]; allowed: \[3\]"
+        with pytest.raises(ValueError, match=pattern):
             self.tree.loss_weights([torch.zeros(2), 1.0])
         with pytest.raises(ValueError, match=r"values has shape \[8\]; allowed: \[8, 2\]"):
             self.tree.of_samples(torch.zeros(8))

@@ -196,7 +196,6 @@ def test_images_over_ranks(group):
         packed.magi_prepare_vlm(None, {"input_ids": torch.zeros(1, 3)}, group)
     batch = {"input_ids": torch.zeros(1, 9).long()}
     for other in ({"pixel_values": torch.zeros(1, 3, 8, 8)}, {"logits_to_keep": 1}):
-        with pytest.raises(
-            ValueError, match=f"{next(iter(other))}, which is not shared out over 2"
-        ):
+        pattern = f"{next(iter(other))}, which is not shared out over 2"
+        with pytest.raises(ValueError, match=pattern):
             packed.magi_prepare_batch((2, 2, 8), {**batch, **other}, group)

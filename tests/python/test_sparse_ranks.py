@@ -165,12 +165,8 @@ def test_blocks_that_all_ranks_know(group, is_causal: bool, rows: int = 150):
     if is_causal:
         return
     local = bound.dispatch(by_row, pad_value=-1)
-    check_results(
-        bound,
-        lambda q, k, v: bound.calc_sparse_attn(q, k, v, local, sizes[1]),
-        tensors(rows),
-        counts,
-    )
+    given = {"index_sparse_indices": local, "sparse_k_block_size": sizes[1]}
+    check_results(bound, partial(bound.calc_sparse_attn, **given), tensors(rows), counts)
 
 
 def masks_of_blocks(sizes: tuple[int, int], rows: int) -> torch.Tensor:
@@ -266,11 +262,8 @@ def test_blocks_that_did_not_come(group, rows: int = 250):
             place = (2 * HEADS[1] + 1) * num_blocks + absent[-1]
         assert meta.error_word.tolist() == [1, place]
     os.environ["MAGI_ATTENTION_SANITY_CHECK"] = "1"
-    refuses(
-        lambda: bound.calc_sparse_attn(q, k, v, block_mask=visible, **options),
-        ValueError,
-        "block_mask has 1 entries",
-    )
+    call = partial(bound.calc_sparse_attn, q, k, v, block_mask=visible, **options)
+    refuses(call, ValueError, "block_mask has 1 entries")
 
 
 @over(2)
@@ -285,31 +278,21 @@ def test_blocks_on_two_ranks(group, rows: int = 250):
         ({"block_mask": visible[:, :1], "q_block_size": 16}, r"block_mask has shape \[1, 1, 16\]"),
         ({}, "neither of them is given"),
         (
-            {
-                "block_mask": visible,
-                "q_block_size": 8,
-                "sparse_k_block_size": 12,
-                "is_causal": True,
-            },
+            dict(block_mask=visible, q_block_size=8, sparse_k_block_size=12, is_causal=True),
             "sparse_k_block_size is 12; allowed: divisors of 16",
         ),
         ({"index_sparse_indices": visible, "q_block_size": 1, "is_causal": True}, "single queries"),
         ({"block_mask": visible, "index_sparse_indices": visible}, "both are given"),
         ({"block_mask": lambda: visible, "q_block_size": 16}, "block_mask has shape"),
     ):
-        refuses(
-            lambda given=given: bound.calc_sparse_attn(q, k, v, **(options | given)),
-            ValueError,
-            text,
-        )
+        call = partial(bound.calc_sparse_attn, q, k, v, **(options | given))
+        refuses(call, ValueError, text)
     bound = bound_under(masks.from_cu_seqlens([0, 128, 256]), group)
     assert not bound.needed_keys.moves_rows
     q, k, v = (bound.dispatch(x.detach()) for x in tensors(256))
     visible = torch.zeros(1, -(-bound.local_rows // 12), 16).bool()
-    text = "q_block_size is 12; allowed: divisors of 16"
-    refuses(
-        lambda: bound.calc_sparse_attn(q, k, v, block_mask=visible, **options), ValueError, text
-    )
+    call = partial(bound.calc_sparse_attn, q, k, v, block_mask=visible, **options)
+    refuses(call, ValueError, "q_block_size is 12; allowed: divisors of 16")
 
 
 @over(1, 2, 4)

@@ -113,9 +113,8 @@ def test_blocks_cover_and_tell(rng):
         if told == mask:
             assert torch.equal(masks.to_blocks(mask, size_q, size_k), blocks), case
         else:
-            with pytest.raises(
-                ValueError, match=r"^row \d+ sees .* which blocks of .* cannot tell"
-            ):
+            pattern = r"^row \d+ sees .* which blocks of .* cannot tell"
+            with pytest.raises(ValueError, match=pattern):
                 masks.to_blocks(mask, size_q, size_k)
 
 
