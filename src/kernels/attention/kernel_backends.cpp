@@ -131,10 +131,11 @@ class KernelBackend : public AttentionBackend {
   std::shared_ptr<const PreparedForward> make_forward(const ForwardArgs& args,
                                                       const ForwardTuning& tuning,
                                                       const InFlightKeys* coming) const {
-    check_problem(family_.limits, args);
+    const KernelFamily& family = family_on(args.q.device);
+    check_problem(family.limits, args);
     if (coming != nullptr) check_in_flight_keys(*coming, args.k.shape[0], args.k.shape[1]);
     const DeviceScope scope(args.q.device);
-    return std::make_shared<const KernelForward>(family_, args, tuning, coming);
+    return std::make_shared<const KernelForward>(family, args, tuning, coming);
   }
   std::shared_ptr<const PreparedBackward> make_backward(const BackwardArgs& args,
                                                         const BackwardTuning& tuning,
@@ -188,6 +189,7 @@ class MmaBackend final : public KernelBackend {
     return is_device(device) && device_info(device).major >= 8;
   }
   const KernelFamily& family_on(std::int32_t device) const override {
+    if (!is_device(device)) return KernelBackend::family_on(device);
     const auto shared_bytes = static_cast<std::size_t>(
         std::min(device_info(device).shared_bytes, 1024 * shared_kib_env()));
     if (shared_bytes < mma::kLargeShared) return small_;
