@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from magi_attention._native.batches import BatchHandle, default_batch_config
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind
@@ -104,15 +104,10 @@ class BatchPlan:
 
     @staticmethod
     def from_lengths(
-        lengths: Sequence[int],
-        *,
-        num_ranks: int,
-        rows_per_rank: int,
-        devices_per_node: int = 0,
-        num_micro_batches: int | None = None,
-        chunk_size: int | None = None,
+        lengths: Sequence[int], *, num_ranks: int, rows_per_rank: int, devices_per_node: int = 0,
+        num_micro_batches: int | None = None, chunk_size: int | None = None,
         cost: BatchCost | None = None,
-    ) -> BatchPlan:
+    ) -> BatchPlan:  # fmt: skip
         """A plan of causal samples of these lengths; one of 0 rows takes no part.
 
         - devices_per_node: ranks that share a node, one node after the other; 0: all of them.
@@ -124,20 +119,22 @@ class BatchPlan:
         micro-batches that are needed.
         """
         rows = [check_int(f"lengths[{i}]", n, 0, MAX_ROWS) for i, n in enumerate(lengths)]
-        return _make(
-            rows, [n * (n + 1) // 2 for n in rows], (), num_ranks=num_ranks,
-            rows_per_rank=rows_per_rank, devices_per_node=devices_per_node,
-            num_micro_batches=num_micro_batches, chunk_size=chunk_size, cost=cost,
-        )  # fmt: skip
+        options = num_ranks, rows_per_rank, devices_per_node, num_micro_batches, chunk_size, cost
+        return _make(rows, [n * (n + 1) // 2 for n in rows], (), *options)
 
     @staticmethod
-    def from_masks(masks: Sequence[Mask], **options: Any) -> BatchPlan:
-        """Does what from_lengths does, whose options it takes, for samples of any masks with as
-        many keys as queries, such as prefix trees.
+    def from_masks(
+        masks: Sequence[Mask], *, num_ranks: int, rows_per_rank: int, devices_per_node: int = 0,
+        num_micro_batches: int | None = None, chunk_size: int | None = None,
+        cost: BatchCost | None = None,
+    ) -> BatchPlan:  # fmt: skip
+        """Does what from_lengths does, for samples of any masks with as many keys as queries, such
+        as prefix trees.
         """
         _check_masks(masks)
         rows = [mask.rows_q for mask in masks]
-        return _make(rows, [mask.area for mask in masks], masks, **options)
+        options = num_ranks, rows_per_rank, devices_per_node, num_micro_batches, chunk_size, cost
+        return _make(rows, [mask.area for mask in masks], masks, *options)
 
     @property
     def report(self) -> BatchFigures:
@@ -234,17 +231,10 @@ def _check_masks(masks: Sequence[Mask]) -> None:
 
 
 def _make(
-    rows: list[int],
-    pairs: list[int],
-    masks: Sequence[Mask],
-    *,
-    num_ranks: int,
-    rows_per_rank: int,
-    devices_per_node: int = 0,
-    num_micro_batches: int | None = None,
-    chunk_size: int | None = None,
-    cost: BatchCost | None = None,
-) -> BatchPlan:
+    rows: list[int], pairs: list[int], masks: Sequence[Mask], num_ranks: int, rows_per_rank: int,
+    devices_per_node: int, num_micro_batches: int | None, chunk_size: int | None,
+    cost: BatchCost | None,
+) -> BatchPlan:  # fmt: skip
     config = default_batch_config()
     config.num_ranks = check_int("num_ranks", num_ranks, 1, _MOST_RANKS)
     config.rows_per_rank = check_int("rows_per_rank", rows_per_rank, 1, MAX_ROWS)

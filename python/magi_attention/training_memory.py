@@ -59,9 +59,10 @@ class ModelShape:
         for name in (*names, "vocab_size"):
             if getattr(config, name, None) is None:
                 raise ValueError(f"config has no {name}; allowed: one of a decoder, like Llama's")
-        for name in _EXPERTS:
-            if (count := getattr(config, name, None) or 0) > 1:
-                raise ValueError(f"config has {name} {count}; allowed: none or 1, a dense model")
+        for name in _EXPERTS if getattr(config, "is_moe", None) is not False else ():
+            counts = getattr(config, name, None) or 0  # a list: of layers or modalities
+            if (max(counts) if isinstance(counts, (list, tuple)) else counts) > 1:
+                raise ValueError(f"config has {name} {counts}; allowed: none or 1, a dense model")
         layers, hidden, intermediate, heads = (getattr(config, name) for name in names)
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         dim = getattr(config, "head_dim", None) or hidden // heads

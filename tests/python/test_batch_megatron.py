@@ -28,6 +28,8 @@ def test_micro_batches_of_a_step(group, average):
     with cases.on_cpu():
         cases.start(4)
         batch, samples = cases.packed_batch(), cases.samples_of_step()
+        for one in samples if average else ():  # this mask's type does not hold its sums
+            one["loss_mask"] = 1.0078125 * one["loss_mask"].bfloat16()
         if average is not None:  # the sample of one row has no token that is learned
             rows = torch.tensor(cases.DOCUMENTS)
             of_sequences = 3 * (rows - 1).clamp(min=1).repeat_interleave(rows)

@@ -122,10 +122,14 @@ def test_sizes_of_a_configuration():
     config = types.SimpleNamespace(**sizes, head_dim=16, tie_word_embeddings=True)
     model = ModelShape.from_config(config, element_bytes=4)
     assert model == ModelShape(3, 64, 256, 8, 8, 16, 64, True, 4)
+    with pytest.raises(ValueError, match=r"^config has no vocab_size; allowed: one of a decoder"):
+        ModelShape.from_config(types.SimpleNamespace(**dict.fromkeys(CONFIG, 8)))
     for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
-        assert ModelShape.from_config(types.SimpleNamespace(**sizes, **{name: 1})).kv_heads == 8
-        with pytest.raises(ValueError, match=f"^config has {name} 128; allowed: none or 1"):
-            ModelShape.from_config(types.SimpleNamespace(**sizes, **{name: 128}))
+        for dense in ({name: 1}, {name: [1, 1]}, {name: 128, "is_moe": False}):
+            assert ModelShape.from_config(types.SimpleNamespace(**sizes, **dense)).kv_heads == 8
+        for experts in ({name: 128}, {name: [64, 128]}, {name: 128, "is_moe": True}):
+            with pytest.raises(ValueError, match=rf"^config has {name} .*128.?; allowed: none or"):
+                ModelShape.from_config(types.SimpleNamespace(**sizes, **experts))
 
 
 def test_shards_and_optimizers():
@@ -180,11 +184,6 @@ WHOLE = Plan.from_mask(
         (lambda: dataclasses.replace(MODEL, heads=9), ValueError, "heads is 9; allowed: a mult"),
         (lambda: dataclasses.replace(MODEL, layers=0), ValueError, "layers is 0; allowed: 1 to"),
         (lambda: dataclasses.replace(MODEL, hidden=1.5), TypeError, "hidden is 1.5; allowed: an"),
-        (
-            lambda: ModelShape.from_config(types.SimpleNamespace(**dict.fromkeys(CONFIG, 8))),
-            ValueError,
-            "has no vocab_size",
-        ),
         (lambda: WHOLE.memory(LLAMA), ValueError, r"plan has heads \(q, kv, dim\) \(8, 4, 8\); al"),
         (lambda: WHOLE.memory(SHAPE), TypeError, "model is a Shape; allowed: a ModelShape"),
         (lambda: WHOLE.memory(MODEL, {}), TypeError, "training is a dict; allowed: a Training"),

@@ -119,8 +119,15 @@ def test_rank_that_has_ended_is_told_with_its_host():
 
 def test_the_first_that_ended_is_told_to_those_who_look_later(monkeypatch):
     store, timeout = dist.HashStore(), datetime.timedelta(seconds=20)
-    seen, found = {0: [2], 1: [0, 2]}, []
+    seen, found, ranks = {0: [2], 1: [0, 2]}, [], [0, 1, 2]
     monkeypatch.setattr(Lives, "has_ended", lambda lives, rank: rank in seen[lives.rank])
-    for rank in seen:
-        found.append(Lives(PatientStore(store, timeout), rank, 3).find_ended([0, 1, 2]))
-    assert found == [[2], [2]]
+    for rank, group in ((0, 1), (1, 1), (1, 2)):  # the second group follows the first
+        lives = Lives(PatientStore(store, timeout), rank, 3, group)
+        found.append(lives.find_ended(ranks))
+    assert found == [[2], [2], [0, 2]]
+    assert lives.find_ended([0]) == [0]  # the answer names rank 2 too, which was not asked for
+    # A store whose host was stopped for a while answers late; nobody waits for that.
+    late, end = dist.TCPStore("localhost", 0, is_master=True), threading.Event()
+    monkeypatch.setattr(dist.TCPStore, "compare_set", lambda *_: end.wait(9) or "[1]")
+    assert Lives(PatientStore(late, timeout), 1, 3, 1).find_ended(ranks) == [0, 2]
+    end.set()

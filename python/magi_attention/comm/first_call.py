@@ -50,7 +50,7 @@ class FirstCalls:
         store = self._store
         self._group = store.add(f"{_PREFIX}/groups/{rank}", 1)  # this rank's groups, counted
         self.later = LaterCalls(store, rank, num_ranks)
-        self.lives = Lives(store, rank, num_ranks)
+        self.lives = Lives(store, rank, num_ranks, self._group)
         self.have_agreed = False  # in any round
         self._round = 0
         self._has_refused = False  # in this round

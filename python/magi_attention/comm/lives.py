@@ -78,11 +78,11 @@ def _address(host: str | None) -> str:
 
 class Lives:
     """One rank's view of the processes of a group. Where machines do not let ranks connect, it
-    knows of no end.
+    knows of no end. group: its number among those of the store, equal on all ranks.
     """
 
-    def __init__(self, store: PatientStore, rank: int, num_ranks: int) -> None:
-        self.store, self.rank, self.num_ranks = store, rank, num_ranks
+    def __init__(self, store: PatientStore, rank: int, num_ranks: int, group: int = 0) -> None:
+        self.store, self.rank, self.num_ranks, self._group = store, rank, num_ranks, group
         self._peers: dict[int, socket.socket] = {}
         self._hosts = {rank: socket.gethostname()}  # known ones, by rank
         self._ended: set[int] = set()
@@ -166,9 +166,10 @@ class Lives:
             time.sleep(0.01)
             ended = [rank for rank in ranks if self.has_ended(rank)]
         if ended:
-            with contextlib.suppress(Exception):  # of a store whose host has ended too
-                found = self.store.compare_set(f"{_PREFIX}/ended", "", json.dumps(ended))
-                ended = json.loads(found)
+            key, own = f"{_PREFIX}/ended/{self._group}", json.dumps(ended)
+            with contextlib.suppress(Exception):  # of a store whose host has ended or stopped too
+                found = json.loads(self.store.within(_GRACE_TIME).compare_set(key, "", own))
+                ended = found if set(found) <= set(ranks) else ended
         return ended
 
 

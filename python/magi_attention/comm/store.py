@@ -27,6 +27,10 @@ class PatientStore:
         self._is_far = isinstance(_root(store), dist.TCPStore)
         self._unanswered: threading.Thread | None = None  # it holds the store
 
+    def within(self, seconds: float) -> PatientStore:
+        """The same store, of which a question ends by so many seconds."""
+        return PatientStore(self._store, datetime.timedelta(seconds=seconds))
+
     def _ask(self, name: str, *arguments):
         function = getattr(self._store, name)
         if not self._is_far:

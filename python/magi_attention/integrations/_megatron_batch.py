@@ -224,7 +224,7 @@ def prepare_micro_batch(
     if average is not None:
         check_choice("average", average, AVERAGES)
         fillers["loss_weights"] = 0.0
-        weights = weights_of([float(one["loss_mask"].sum()) for one in found], average)
+        weights = weights_of([one["loss_mask"] for one in found], average)
         for one, weight in zip(found, weights):
             one["loss_weights"] = one["loss_mask"].double() * weight
     packed, mask = plan.packed(micro_batch), plan.mask(micro_batch)

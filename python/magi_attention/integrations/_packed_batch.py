@@ -35,10 +35,13 @@ def required(given: Mapping[str, Any], name: str, whose: str) -> Any:
 AVERAGES = ("tokens", "sequences")
 
 
-def weights_of(counts: Sequence[float], average: str) -> list[float]:
-    """The weight of a learned token of each sequence of a step, by their numbers of such tokens, so
-    that weighted losses add up to the average over tokens, or over sequences that have any.
+def weights_of(learned: Sequence[torch.Tensor], average: str) -> list[float]:
+    """The weight of a learned token of each sequence of a step, by masks of such tokens, so that
+    weighted losses add up to the average over tokens, or over sequences that have any.
     """
+    # In float64, as types of masks may not hold their sums, and read at once.
+    sums = [one.sum(dtype=torch.float64).to(learned[0].device) for one in learned]
+    counts = torch.stack(sums).tolist() if sums else []
     if average == "sequences":
         sequences = sum(n > 0 for n in counts)
         return [1.0 / (n * sequences) if n else 0.0 for n in counts]

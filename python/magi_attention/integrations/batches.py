@@ -177,7 +177,7 @@ class MagiBatchCollator(MagiCollator):
     def _weighted(self, samples: list[Documents]) -> list[_Weighted]:
         """Each document, and the weight of its learned tokens."""
         documents = chain.from_iterable(samples)
-        learned = [int((one["labels"][1:] != _IGNORED_LABEL).sum()) for one in documents]
+        learned = [one["labels"][1:] != _IGNORED_LABEL for one in documents]
         weights = iter(weights_of(learned, self.average or "tokens"))
         return [[(one, next(weights)) for one in sample] for sample in samples]
 
