@@ -460,6 +460,7 @@ class TestAttentionFunction:
         self.close(attend(q, k, v, magi_attn_spec=spec), wanted.transpose(0, 1))
         narrow = packed._plan_of_call((q, k, v[..., :6]), {"magi_attn_spec": spec}, (-1, -1))
         assert narrow.attention.local_shape.head_dim_v == 8  # which all backends take
+        assert packed.heads_of(packed.Heads(4, 2, 8)) == (4, 2, 8, None)
         whole = torch.cat((q, k, v), 1)  # rows with a stride
         q, k, v = whole.split((4, 2, 2), 1)
         self.close(attend(q, k, v, magi_attn_spec=spec), wanted.transpose(0, 1))

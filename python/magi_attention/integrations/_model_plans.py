@@ -53,8 +53,8 @@ def heads_of(model: Any) -> Heads:
     ValueError for a config that does not say them.
     """
     if isinstance(model, tuple):
-        names = Heads._fields[: max(3, len(model))]
-        given = zip(names, model, strict=True)
+        model = model[:3] if model[3:] == (None,) else model
+        given = zip(Heads._fields[: max(3, len(model))], model, strict=True)
         return Heads(*(check_int(name, value, 1) for name, value in given))
     config = config_of(model)
     num_heads_q = getattr(config, "num_attention_heads", None)
