@@ -17,7 +17,7 @@ from magi_attention import api, masks
 from magi_attention.compat.keys.lookup import runtime_of
 from magi_attention.config import DispatchConfig, DistAttnConfig
 from magi_attention.errors import CommError
-from magi_attention.functional import _sparse
+from magi_attention.functional import _sparse, sparse_dist_attn
 from magi_attention.plan import Plan
 from pipeline_cases import Case, make_key
 from ranks import over, refuses
@@ -309,12 +309,15 @@ def test_latents(group):
         text = "v is a view of k: rank 0 has True, rank 1 has False"
         refuses(lambda: bound.calc_sparse_attn(*local, lists), CommError, text)
     moved = mock.Mock(side_effect=bound.needed_keys.fetched)
+    of_check = mock.patch.object(sparse_dist_attn, "is_latent", lambda q, v: True)
     is_latent = mock.patch.object(_sparse, "is_latent", lambda q, v: True)
-    with is_latent, mock.patch.object(bound.needed_keys, "fetched", moved):
+    with of_check, is_latent, mock.patch.object(bound.needed_keys, "fetched", moved):
         for given in (lists, lambda: lists):
             leaves = [x.clone().requires_grad_() for x in qk]
             call = partial(bound.calc_sparse_attn, index_sparse_indices=given)
             check_results(bound, call, leaves, counts)
+        q, k = map(bound.dispatch, leaves)
+        refuses(lambda: call(q, k, k[..., :DIM].clone()), ValueError, "v is no view of k")
     widths = [len(tensors) for (tensors, _), _ in moved.call_args_list]
     assert widths == [1, 1] * bound.needed_keys.moves_rows
 
