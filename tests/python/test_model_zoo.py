@@ -31,10 +31,12 @@ def test_latents(group):
 
 @over(1, 2)
 def test_narrow_values(group):
-    """Plans have the head dim of values, so that no zeros travel and kernels compute none."""
+    """Plans have the head dim of values for MLA's sizes, else, as backends ask, that of keys."""
     from transformers import DeepseekV3Config
 
-    for config, dims in ((DeepseekV3Config(), (192, 128)), (model_zoo.make("axk2"), (16, 8))):
+    mla, grouped = DeepseekV3Config(), DeepseekV3Config(num_key_value_heads=8)
+    small = model_zoo.make("axk2")
+    for config, dims in ((mla, (192, 128)), (grouped, (192, 192)), (small, (16, 16))):
         for place in (group, None):
             plan = model_zoo.plans_of_documents(config, model_zoo.DOCUMENTS, place)
             plan = next(iter(plan.values())) if isinstance(plan, dict) else plan

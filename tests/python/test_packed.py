@@ -456,11 +456,14 @@ class TestAttentionFunction:
         heads = (tensor.transpose(0, 1) for tensor in (q, k, v))
         wanted = F.scaled_dot_product_attention(*heads, is_causal=True, scale=0.2, enable_gqa=True)
         self.close(attend(q, k, v), wanted.transpose(0, 1))
-        self.close(attend(q, k, v, magi_attn_spec=AttnMaskSpec.causal(15)), wanted.transpose(0, 1))
+        spec = AttnMaskSpec.causal(15)
+        self.close(attend(q, k, v, magi_attn_spec=spec), wanted.transpose(0, 1))
+        narrow = packed._plan_of_call((q, k, v[..., :6]), {"magi_attn_spec": spec}, (-1, -1))
+        assert narrow.attention.local_shape.head_dim_v == 8  # which all backends take
+        assert packed.heads_of(packed.Heads(4, 2, 8)) == (4, 2, 8, None)
         whole = torch.cat((q, k, v), 1)  # rows with a stride
         q, k, v = whole.split((4, 2, 2), 1)
-        found = attend(q, k, v, magi_attn_spec=AttnMaskSpec.causal(15))
-        self.close(found, wanted.transpose(0, 1))
+        self.close(attend(q, k, v, magi_attn_spec=spec), wanted.transpose(0, 1))
 
     @pytest.mark.parametrize(
         "options, error, pattern",

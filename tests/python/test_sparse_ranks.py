@@ -10,13 +10,14 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.functional import pad
 
 import dense
 from magi_attention import api, masks
 from magi_attention.compat.keys.lookup import runtime_of
 from magi_attention.config import DispatchConfig, DistAttnConfig
 from magi_attention.errors import CommError
-from magi_attention.functional import _sparse
+from magi_attention.functional import _sparse, sparse_dist_attn
 from magi_attention.plan import Plan
 from pipeline_cases import Case, make_key
 from ranks import over, refuses
@@ -32,8 +33,9 @@ def tensors(rows: int, seed: int = 0):
     return [t.requires_grad_() for t in made]
 
 
-def bound_under(mask, group, uneven: bool = False, heads_kv: int = HEADS[1], dim: int = DIM):
-    config = DistAttnConfig(dispatch_config=DispatchConfig(chunk_size=16, uneven_shard=uneven))
+def bound_under(mask, group, uneven=False, heads_kv=HEADS[1], dim=DIM, layout="permuted"):
+    dispatch = DispatchConfig(chunk_size=16, uneven_shard=uneven, layout=layout)
+    config = DistAttnConfig(dispatch_config=dispatch)
     plan = Plan.from_mask(
         mask, cp_size=group.size(), num_heads_q=HEADS[0], num_heads_kv=heads_kv, head_dim=dim,
         head_dim_v=DIM, config=config,
@@ -65,6 +67,18 @@ def check_results(bound, call, leaves, counts):
         assert error < 1e-9, f"{name} is off by {error}"
 
 
+def check_chosen(bound, counts, sizes: tuple[int, int], **chosen) -> None:
+    """Sparse attention by what is chosen, all of which comes; sizes: of blocks of queries, keys."""
+    chosen |= {"q_block_size": sizes[0], "sparse_k_block_size": sizes[1]}
+
+    def call(q, k, v):
+        out, meta = bound.calc_sparse_attn(q, k, v, **chosen)
+        assert meta.error_word.tolist() == [0, -1]
+        return out, meta
+
+    check_results(bound, call, tensors(bound.total_seqlen), counts)
+
+
 def window_of(rows: int, left: int):
     return masks.from_window(rows, left, 0)
 
@@ -78,7 +92,9 @@ def lists_inside(rows: int, left: int, entries: int, block: int, seed: int = 1):
     return lists.masked_fill(row - back < 0, -1)
 
 
-def chosen_inside_a_window(group, block: int = 1, uneven: bool = False, rows: int = 150) -> None:
+@over(1, 2, 3, 4)
+@pytest.mark.parametrize("block, uneven", [(1, False), (7, False), (1, True)])
+def test_lists_inside_a_window(group, block, uneven, rows: int = 150):
     """Lists inside of a window, which alone travels."""
     left = 40
     bound = bound_under(window_of(rows, left + block - 1), group, uneven)
@@ -87,13 +103,7 @@ def chosen_inside_a_window(group, block: int = 1, uneven: bool = False, rows: in
     lists = lists.masked_fill(~is_whole, -1)
     counts = counts_of_lists(lists, HEADS[0] // HEADS[1], rows, (1, block), rows)
     local = bound.dispatch(lists.contiguous(), pad_value=-1)
-
-    def call(q, k, v):
-        out, meta = bound.calc_sparse_attn(q, k, v, local, block)
-        assert meta.error_word.tolist() == [0, -1]
-        return out, meta
-
-    check_results(bound, call, tensors(rows), counts)
+    check_chosen(bound, counts, (1, block), index_sparse_indices=local)
     if group.size() == 4 and block == 1:
         assert 0 < bound.needed_keys.num_received < rows - bound.local_rows
 
@@ -165,8 +175,7 @@ def test_blocks_that_all_ranks_know(group, is_causal: bool, rows: int = 150):
     if is_causal:
         return
     local = bound.dispatch(by_row, pad_value=-1)
-    given = {"index_sparse_indices": local, "sparse_k_block_size": sizes[1]}
-    check_results(bound, partial(bound.calc_sparse_attn, **given), tensors(rows), counts)
+    check_chosen(bound, counts, (1, sizes[1]), index_sparse_indices=local)
 
 
 def masks_of_blocks(sizes: tuple[int, int], rows: int) -> torch.Tensor:
@@ -198,15 +207,7 @@ def test_blocks_of_queries(group, sizes: tuple[int, int], rows: int = 250):
     local = local_blocks(bound, visible, sizes[0])
     given = {"block_mask": local}, {"block_mask": lambda: local}
     for chosen in (*given, {"index_sparse_indices": as_lists(local)}):
-
-        def call(q, k, v, chosen=chosen):
-            out, meta = bound.calc_sparse_attn(
-                q, k, v, **chosen, sparse_k_block_size=sizes[1], q_block_size=sizes[0]
-            )
-            assert meta.error_word.tolist() == [0, -1]
-            return out, meta
-
-        check_results(bound, call, tensors(rows), counts)
+        check_chosen(bound, counts, sizes, **chosen)
 
 
 @over(1, 2)
@@ -221,14 +222,7 @@ def test_causal_blocks(group, sizes: tuple[int, int], rows: int = 250):
     counts *= below_diagonal(rows, rows)
     local = local_blocks(bound, visible, sizes[0])
     for chosen in ({"block_mask": local}, {"index_sparse_indices": as_lists(local)}):
-
-        def call(q, k, v, chosen=chosen):
-            options = {"sparse_k_block_size": sizes[1], "q_block_size": sizes[0]}
-            out, meta = bound.calc_sparse_attn(q, k, v, **chosen, **options, is_causal=True)
-            assert meta.error_word.tolist() == [0, -1]
-            return out, meta
-
-        check_results(bound, call, tensors(rows), counts)
+        check_chosen(bound, counts, sizes, **chosen, is_causal=True)
 
 
 @over(2)
@@ -295,28 +289,52 @@ def test_blocks_on_two_ranks(group, rows: int = 250):
     refuses(call, ValueError, "q_block_size is 12; allowed: divisors of 16")
 
 
-@over(1, 2, 4)
-def test_latents(group, rows: int = 150):
-    """Keys that hold their values travel once and have one gradient, as a GPU's kernel asks."""
-    bound = bound_under(masks.from_cu_seqlens([0, rows]), group, heads_kv=1, dim=DIM + 4)
+def latents(group, rows: int, layout: str = "permuted"):
+    """A plan, local lists, all counts, q and keys that hold their values."""
+    mask = masks.from_cu_seqlens([0, rows])
+    bound = bound_under(mask, group, heads_kv=1, dim=DIM + 4, layout=layout)
     lists = lists_inside(rows, rows, 5, 1)[:, :1].contiguous()
     counts = counts_of_lists(lists, HEADS[0], rows)
-    lists = bound.dispatch(lists, pad_value=-1)
     q, k, _ = (torch.cat((x, x[..., :4] + 1), 2).detach() for x in tensors(rows))
+    return bound, bound.dispatch(lists, pad_value=-1), counts, (q, k[:, :1])
+
+
+@over(1, 2, 4)
+def test_latents(group):
+    """Keys that hold their values travel once and have one gradient, as a GPU's kernel asks."""
+    bound, lists, counts, qk = latents(group, 150)
     if group.size() == 2:  # one of two ranks has values apart
-        local = with_values([bound.dispatch(x) for x in (q, k[:, :1])])
+        local = with_values([bound.dispatch(x) for x in qk])
         local = (*local[:2], local[2].clone() if bound.rank else local[2])
         text = "v is a view of k: rank 0 has True, rank 1 has False"
         refuses(lambda: bound.calc_sparse_attn(*local, lists), CommError, text)
     moved = mock.Mock(side_effect=bound.needed_keys.fetched)
+    of_check = mock.patch.object(sparse_dist_attn, "is_latent", lambda q, v: True)
     is_latent = mock.patch.object(_sparse, "is_latent", lambda q, v: True)
-    with is_latent, mock.patch.object(bound.needed_keys, "fetched", moved):
+    with of_check, is_latent, mock.patch.object(bound.needed_keys, "fetched", moved):
         for given in (lists, lambda: lists):
-            leaves = [x.clone().requires_grad_() for x in (q, k[:, :1])]
+            leaves = [x.clone().requires_grad_() for x in qk]
             call = partial(bound.calc_sparse_attn, index_sparse_indices=given)
             check_results(bound, call, leaves, counts)
+        q, k = map(bound.dispatch, leaves)
+        refuses(lambda: call(q, k, k[..., :DIM].clone()), ValueError, "v is no view of k")
     widths = [len(tensors) for (tensors, _), _ in moved.call_args_list]
     assert widths == [1, 1] * bound.needed_keys.moves_rows
+
+
+@over(2, 4)
+def test_copies_of_few_rows(group):
+    """In ranks of one row, and of none among 4, a copy of columns of k is a view."""
+    bound, lists, counts, qk = latents(group, group.size() + 1, "contiguous")
+    valid = bound.rows.num_valid
+
+    def call(*qkv):
+        out, meta = bound.calc_sparse_attn(*(x[:valid].contiguous() for x in (*qkv, lists)))
+        missing = 0, 0, 0, bound.local_rows - valid
+        meta.lse = pad(meta.lse, missing)
+        return pad(out, (0, 0, *missing)), meta
+
+    check_results(bound, call, [x.clone().requires_grad_() for x in qk], counts)
 
 
 @over(1, 3)
@@ -331,17 +349,6 @@ def test_by_a_key(group, rows: int = 100):
         return api.calc_sparse_attn(q, k, v, key, local)
 
     check_results(runtime_of(key).bound, call, tensors(rows), counts)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("block", [1, 7])
-def test_lists_inside_a_window(ranks, size, block):
-    ranks.run(size, chosen_inside_a_window, block)
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_shards_of_different_lengths(ranks, size):
-    ranks.run(size, chosen_inside_a_window, 1, True)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

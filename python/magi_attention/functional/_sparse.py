@@ -166,11 +166,7 @@ def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple
 
 def check_latents(k: torch.Tensor, v: torch.Tensor) -> None:
     """ValueError unless gradients that reach k for v as well are those of one tensor."""
-    if not torch.is_grad_enabled() or not (k.requires_grad or v.requires_grad):
-        return
-    # A compiler, which has no _base, takes the caller's word.
-    is_view = torch.compiler.is_compiling() or _is_view(k, v)
-    if not is_view or k.requires_grad != v.requires_grad:
+    if not _share_gradients(k, v):
         raise ValueError(
             "v is no view of k for autograd; allowed with head dims 576 and 512 on a GPU: "
             "k[..., :512], or both views of one tensor"
@@ -179,14 +175,15 @@ def check_latents(k: torch.Tensor, v: torch.Tensor) -> None:
 
 def has_values_of(k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether the first columns of k are v, in memory and for gradients."""
-    if not v.is_set_to(k[..., : v.shape[2]]):
-        return False
-    has_gradient = torch.is_grad_enabled() and (k.requires_grad or v.requires_grad)
-    return not has_gradient or (_is_view(k, v) and k.requires_grad == v.requires_grad)
+    return v.is_set_to(k[..., : v.shape[2]]) and _share_gradients(k, v)
 
 
-def _is_view(k: torch.Tensor, v: torch.Tensor) -> bool:
-    return v._base is (k if k._base is None else k._base)
+def _share_gradients(k: torch.Tensor, v: torch.Tensor) -> bool:
+    if not torch.is_grad_enabled() or not (k.requires_grad or v.requires_grad):
+        return True
+    # A compiler, which has no _base, takes the caller's word.
+    is_view = torch.compiler.is_compiling() or v._base is (k if k._base is None else k._base)
+    return is_view and k.requires_grad == v.requires_grad
 
 
 def heads_in_rows(q, k, indices) -> int:

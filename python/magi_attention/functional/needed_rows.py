@@ -36,6 +36,10 @@ class NeededRows:
         self._rows = rows
         self._backwards = Backwards(rows.cp_group)
         text = json.loads(keys.to_json())
+        counts = [0] * text["placement_q"]["num_ranks"]
+        for i, owner in enumerate(text["placement_q"]["chunk_rank"]):
+            counts[owner] += min(rows.chunk_size, max(0, rows.total_seqlen - i * rows.chunk_size))
+        self.has_short_rank = min(counts) < 2  # in one row a copy of columns may be a view
         transfers = text["transfers"]
         self.moves_rows = len(transfers) > 0  # on any rank, as all take part
         # The tables of an exchange, see Communicator.exchange.

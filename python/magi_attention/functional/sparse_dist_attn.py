@@ -195,9 +195,9 @@ def attend_to_chosen_keys(
             k.shape[0], chosen.k_size, k.device, chosen.is_causal * chosen.q_size
         )
         local = None if is_late else _local(chosen, q, k.shape[1], needed.total, blocks)
-        is_one = has_values_of(k, v)
         if is_latent(q, v):
             check_latents(k, v)
+        is_one = (is_latent(q, v) or not needed.has_short_rank) and has_values_of(k, v)
     except Exception as error:
         attention.refuse(error)
         raise

@@ -135,7 +135,7 @@ def heads_of_rank(config: Any) -> Heads:
     if config.multi_latent_attention:
         heads = config.num_attention_heads // ranks
         dim = config.qk_head_dim + config.qk_pos_emb_head_dim
-        return Heads(heads, heads, dim, config.v_head_dim)
+        return Heads(heads, heads, dim, config.v_head_dim).padded()
     return Heads(config.num_attention_heads // ranks, max(1, groups // ranks), config.kv_channels)
 
 

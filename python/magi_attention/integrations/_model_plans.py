@@ -38,14 +38,23 @@ class Heads(NamedTuple):
     head_dim: int
     head_dim_v: int | None = None
 
+    def padded(self) -> Heads:
+        """Those that kernels of all backends take, for tensors that get zeros: head dims are equal,
+        except MLA's 192 and 128; where keys have as many heads, values may be wider.
+        """
+        widest = max(self.head_dim, self.head_dim_v or 0)
+        if self.num_heads_q != self.num_heads_kv:
+            return self._replace(head_dim=widest, head_dim_v=widest)
+        return self if self[2:] == (192, 128) else self._replace(head_dim_v=widest)
+
 
 def heads_of(model: Any) -> Heads:
     """The heads of a model with a config, of a config, or given as a tuple of three or four.
     ValueError for a config that does not say them.
     """
     if isinstance(model, tuple):
-        names = Heads._fields[: max(3, len(model))]
-        given = zip(names, model, strict=True)
+        model = model[:3] if model[3:] == (None,) else model
+        given = zip(Heads._fields[: max(3, len(model))], model, strict=True)
         return Heads(*(check_int(name, value, 1) for name, value in given))
     config = config_of(model)
     num_heads_q = getattr(config, "num_attention_heads", None)
@@ -57,8 +66,8 @@ def heads_of(model: Any) -> Heads:
     num_heads_kv = getattr(config, "num_key_value_heads", None) or num_heads_q
     if getattr(config, "multi_query", False) is True:
         num_heads_kv = 1
-    head_dim_v = getattr(config, "v_head_dim", None)
-    return Heads(num_heads_q, num_heads_kv, _head_dim_of(config, num_heads_q), head_dim_v)
+    dims = _head_dim_of(config, num_heads_q), getattr(config, "v_head_dim", None)
+    return Heads(num_heads_q, num_heads_kv, *dims).padded()
 
 
 def config_of(model: Any) -> Any:

@@ -165,7 +165,7 @@ class MagiCoreAttention(MegatronModule):
                 f"packed_seq_params holds no plan, over {ranks} ranks; allowed: those of "
                 "prepare_batch"
             )
-        heads = Heads(query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1])
+        heads = Heads(query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1]).padded()
         lengths = _lengths_without_plan(query, attention_mask, is_causal, params)
         return make_plan(
             AttnMaskSpec.varlen(lengths, is_causal, window_size=self.window), heads, None

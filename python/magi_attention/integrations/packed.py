@@ -382,7 +382,7 @@ def _plan_of_call(
     cp_group = active.cp_group
     size = size_of(cp_group)
     batch, rows = (q.shape[0], q.shape[1]) if q.dim() == 4 else (1, q.shape[0])
-    heads = Heads(q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
+    heads = Heads(q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]).padded()
     plan, spec = options.get("magi_plan"), options.get("magi_attn_spec")
     bounds = next((options[name] for name in _BOUNDS if options.get(name) is not None), None)
     if plan is None and size > 1:

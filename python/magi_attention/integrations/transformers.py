@@ -229,7 +229,7 @@ def attention(
     # Made of the rows that a causal layer gets; others are a vision tower's. Compilers cannot ask
     # whether a dict is callable.
     if not isinstance(plan, Mapping) and callable(plan):
-        heads = Heads(query.shape[1], key.shape[1], query.shape[3], value.shape[3])
+        heads = Heads(query.shape[1], key.shape[1], query.shape[3], value.shape[3]).padded()
         plan = plan(query.shape[2], heads) if is_causal else None
     if plan is None:
         if given is None:
