@@ -43,17 +43,21 @@ ON_ALL = over(4)
 VOCABULARY = 64
 ROWS = 62
 DOCUMENTS = (17, 30, 1, 14)
+KEPT_LOSSES = "megatron.core.transformer.multi_token_prediction.MTPLossLoggingHelper"
 
 
 @contextlib.contextmanager
 def on_cpu():
-    """Megatron asks for the current GPU and its random numbers, without dropout too."""
+    """Megatron asks for the current GPU and its random numbers, without dropout too. It keeps
+    losses of several tokens, as many as the model before had.
+    """
     tracker = mock.Mock()
     tracker.fork = lambda *_: contextlib.nullcontext()
     place = "megatron.core.tensor_parallel"
     with (
         mock.patch("torch.cuda.current_device", return_value="cpu"),
         mock.patch(f"{place}.get_cuda_rng_tracker", return_value=tracker),
+        mock.patch(f"{KEPT_LOSSES}.tracker", {}),
     ):
         yield
 
