@@ -229,12 +229,14 @@ GradientRule::GradientRule(const reference::DenseInput& in, const reference::Row
   noise_sink_ = noise({1.0});
   if (has_joined_rows) join_rows(in, truth_);
   if (has_joined_rows) join_rows(in, plain_);
-  if (stored.empty()) return;
-  // The rounding of a stored out is no error of the backward, and in the plain computation it may
-  // happen to cancel that of its weights: exact gradients from the stored out are as plain, the
-  // worse ones count.
-  output.out = stored;
-  auto exact = dense_backward(in, counts, output, dout, dlse);
+  // The rounding of a stored out and of a float dout is no error of the backward, and in the plain
+  // computation it may happen to cancel others: exact gradients from what the backward sees are as
+  // plain, the worse ones count.
+  if (!stored.empty()) output.out = stored;
+  std::vector<double> seen = dout;
+  for (double& value : seen) value = reference::rounded(value, rounding.rounding);
+  if (stored.empty() && seen == dout) return;
+  auto exact = dense_backward(in, counts, output, seen, dlse);
   if (has_joined_rows) join_rows(in, exact);
   for (const Gradient gradient : {&reference::DenseGradients::dq, &reference::DenseGradients::dk,
                                   &reference::DenseGradients::dsink}) {
