@@ -48,9 +48,7 @@ KEPT_LOSSES = "megatron.core.transformer.multi_token_prediction.MTPLossLoggingHe
 
 @contextlib.contextmanager
 def on_cpu():
-    """Megatron asks for the current GPU and its random numbers, without dropout too. It keeps
-    losses of several tokens, as many as the model before had.
-    """
+    """Megatron asks for the current GPU and its random numbers, and keeps losses of models before."""
     tracker = mock.Mock()
     tracker.fork = lambda *_: contextlib.nullcontext()
     place = "megatron.core.tensor_parallel"
