@@ -48,7 +48,7 @@ KEPT_LOSSES = "megatron.core.transformer.multi_token_prediction.MTPLossLoggingHe
 
 @contextlib.contextmanager
 def on_cpu():
-    """Megatron asks for the current GPU and its random numbers, and keeps losses of models before."""
+    """Megatron asks for the current GPU and random numbers, and keeps losses of earlier models."""
     tracker = mock.Mock()
     tracker.fork = lambda *_: contextlib.nullcontext()
     place = "megatron.core.tensor_parallel"
