@@ -26,7 +26,7 @@ endif()
 # Device code: the build fails where ptxas spills registers or serialises matrix products. With a
 # limit, waits of device code that last longer print what they wait for and end the launch
 # (src/cuda/ptx/wait.cuh): the print needs a stack, so such code is not refused for it.
-# ALSO_FROM: PTX for this compute capability is kept too, which drivers compile for later GPUs.
+# ALSO_FROM: machine code for this compute capability, and PTX that drivers compile for later GPUs.
 # FROM: PTX for this compute capability, and its machine code for that and for Hopper.
 function(magi_kernels name)
   cmake_parse_arguments(ARG "" "WAIT_LIMIT_MS;ALSO_FROM;FROM" "SOURCES;USES" ${ARGN})

@@ -158,8 +158,8 @@ class Lives:
         return rank in self._ended
 
     def find_ended(self, ranks: list[int]) -> list[int]:
-        """Those of the ranks that have ended, or do so soon: of the first of this group, as others
-        may have ended since because of them.
+        """Those of the ranks that have ended, or do so soon. What the group's first rank to ask has
+        found holds for all: other ranks may have ended since because of it.
         """
         deadline, ended = time.monotonic() + _GRACE_TIME, []
         while not ended and time.monotonic() <= deadline:
