@@ -255,7 +255,9 @@ void RankSteps::mark(Pass pass) {
       const auto awaits = [s](const Step& step) {
         return std::ranges::find(step.after, static_cast<std::int32_t>(s)) != step.after.end();
       };
-      is_under_way[s] = !is_forward || std::ranges::any_of(list, awaits);
+      const Role role = plan.exchanges[static_cast<std::size_t>(list[s].index)].role;
+      is_under_way[s] =
+          (!is_forward && is_returning(role)) || std::ranges::any_of(list, awaits);
       continue;
     }
     const bool is_beside =

@@ -73,7 +73,7 @@ TEST(RankSteps, OneAttendThatWaitsForKeysOfOthersIsAnArrival) {
   }
 }
 
-TEST(RankSteps, ARankThatNeedsNoKeysOfOthersIsNoArrival) {
+TEST(RankSteps, ARankThatNeedsNoKeysOfOthersIsNoArrivalAndSendsItsOwnBeforeItAttends) {
   PlanConfig config{.num_ranks = kRanks, .num_heads_q = 1, .num_heads_kv = 1};
   config.overlap_degree = 0;
   config.placement = {.algorithm = PlacementAlgorithm::Zigzag, .chunk_size = 64};
@@ -85,7 +85,9 @@ TEST(RankSteps, ARankThatNeedsNoKeysOfOthersIsNoArrival) {
                               config);
   std::int32_t num_arrivals = 0;
   for (std::int32_t rank = 0; rank < kRanks; ++rank) {
-    num_arrivals += RankSteps(plan, rank).is_arrival() ? 1 : 0;
+    const RankSteps steps(plan, rank);
+    num_arrivals += steps.is_arrival() ? 1 : 0;
+    EXPECT_FALSE(steps.has_work_beside_exchange()) << "rank " << rank;
   }
   EXPECT_EQ(num_arrivals, 1);
 }

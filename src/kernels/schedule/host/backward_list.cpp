@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <numeric>
 #include <utility>
 
 #include "base/check.hpp"
@@ -96,6 +97,26 @@ void cut_global(Tiling& tiling, const TileCosts& costs) {
   tiling.component_of = std::move(component_of);
 }
 
+/// Has every k tile walk its last rows first. Items add to a sum in the order of the list: one that
+/// began with its first rows would come late to the last ones, where the items after it begin and
+/// wait.
+void put_last_rows_first(Tiling& tiling) {
+  const std::vector<KeyRecord> records = tiling.records;
+  const std::vector<std::int32_t> component_of = tiling.component_of;
+  std::vector<std::size_t> order(records.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  for (const KeyTile& tile : tiling.tiles) {
+    std::stable_sort(order.begin() + tile.record_begin, order.begin() + tile.record_end,
+                     [&](std::size_t a, std::size_t b) {
+                       return records[a].band.q1 > records[b].band.q1;
+                     });
+  }
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    tiling.records[i] = records[order[i]];
+    tiling.component_of[i] = component_of[order[i]];
+  }
+}
+
 /// The way the keys are cut and heads are packed.
 struct TilingChoice {
   Tiling tiling;
@@ -131,7 +152,10 @@ BackwardList build_searched_list(const BackwardProblem& problem, std::span<const
   BackwardProblem awaited = problem;
   if (choice.is_deterministic || problem.coming.is_awaited) awaited.coming = {};
   auto [tiling, costs] = choose_tiling(awaited, shape, slices, choice);
-  if (costs.walk.is_ordered) cut_global(tiling, costs);
+  if (costs.walk.is_ordered) {
+    if (costs.num_global == 0) put_last_rows_first(tiling);
+    cut_global(tiling, costs);
+  }
   Schedule schedule = choose_schedule(costs, choice);
   BackwardList list;
   list.problem = problem;
