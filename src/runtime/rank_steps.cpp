@@ -256,8 +256,7 @@ void RankSteps::mark(Pass pass) {
         return std::ranges::find(step.after, static_cast<std::int32_t>(s)) != step.after.end();
       };
       const Role role = plan.exchanges[static_cast<std::size_t>(list[s].index)].role;
-      is_under_way[s] =
-          (!is_forward && is_returning(role)) || std::ranges::any_of(list, awaits);
+      is_under_way[s] = (!is_forward && is_returning(role)) || std::ranges::any_of(list, awaits);
       continue;
     }
     const bool is_beside =

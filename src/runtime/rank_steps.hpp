@@ -120,8 +120,8 @@ struct RankSteps {
 
  private:
   void add_calls(const Attend& attend);
-  /// Says which attention calls have exchanges beside them: those that attention calls wait for, and
-  /// in the backward gradients. Rows that this rank sends and does not await leave before it
+  /// Says which attention calls have exchanges beside them: those that attention calls wait for,
+  /// and in the backward gradients. Rows that this rank sends and does not await leave before it
   /// attends: a push beside a kernel that leaves it no multiprocessor would begin at its end.
   void mark(Pass pass);
 

@@ -106,10 +106,9 @@ void put_last_rows_first(Tiling& tiling) {
   std::vector<std::size_t> order(records.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   for (const KeyTile& tile : tiling.tiles) {
-    std::stable_sort(order.begin() + tile.record_begin, order.begin() + tile.record_end,
-                     [&](std::size_t a, std::size_t b) {
-                       return records[a].band.q1 > records[b].band.q1;
-                     });
+    std::stable_sort(
+        order.begin() + tile.record_begin, order.begin() + tile.record_end,
+        [&](std::size_t a, std::size_t b) { return records[a].band.q1 > records[b].band.q1; });
   }
   for (std::size_t i = 0; i < order.size(); ++i) {
     tiling.records[i] = records[order[i]];
