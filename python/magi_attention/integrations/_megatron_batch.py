@@ -140,13 +140,9 @@ def heads_of_rank(config: Any) -> Heads:
 
 
 def prepare_batch(
-    batch: Mapping[str, Any],
-    model: Any,
-    cp_group: dist.ProcessGroup | None = None,
-    *,
-    causal: bool = True,
-    pad_id: int = 0,
-) -> dict[str, Any]:
+    batch: Mapping[str, Any], model: Any, cp_group: dist.ProcessGroup | None = None, *,
+    causal: bool = True, pad_id: int = 0,
+) -> dict[str, Any]:  # fmt: skip
     """This rank's rows of a batch that all ranks of cp_group hold whole, in place of Megatron's
     get_batch_on_this_cp_rank: tokens, labels, loss_mask, position_ids [1, rows], attention_mask
     None and packed_seq_params, for the forward function of a model with MagiCoreAttention.
@@ -191,15 +187,9 @@ def prepare_batch(
 
 
 def prepare_micro_batch(
-    samples: Sequence[Mapping[str, Any]],
-    plan: BatchPlan,
-    micro_batch: int,
-    model: Any,
-    cp_group: dist.ProcessGroup | None = None,
-    *,
-    average: str | None = None,
-    pad_id: int = 0,
-) -> dict[str, Any]:
+    samples: Sequence[Mapping[str, Any]], plan: BatchPlan, micro_batch: int, model: Any,
+    cp_group: dist.ProcessGroup | None = None, *, average: str | None = None, pad_id: int = 0,
+) -> dict[str, Any]:  # fmt: skip
     """Does what prepare_batch does for a micro-batch of a plan of the samples of a step, which all
     ranks of cp_group have; each is a causal document: tokens [rows], with labels and loss_mask of
     the same shape. Ranks get different numbers of rows, so that stages of a pipeline need

@@ -26,14 +26,9 @@ class _LatentsOfPlans:
     """Before Megatron's latent attention."""
 
     def get_query_key_value_tensors(
-        self,
-        hidden_states: torch.Tensor,
-        key_value_states: Any = None,
-        position_ids: Any = None,
-        packed_seq_params: Any = None,
-        inference_context: Any = None,
-        **others: Any,
-    ) -> tuple:
+        self, hidden_states: torch.Tensor, key_value_states: Any = None, position_ids: Any = None,
+        packed_seq_params: Any = None, inference_context: Any = None, **others: Any,
+    ) -> tuple:  # fmt: skip
         """Megatron's, of which keys are their rotated parts [rows, 1, 1, dim] and values latents
         [rows, 1, dim] where latents travel.
         """

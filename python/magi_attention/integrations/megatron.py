@@ -68,18 +68,11 @@ class MagiCoreAttention(MegatronModule):
     up_projection: torch.Tensor | None = None
 
     def __init__(
-        self,
-        config: Any,
-        layer_number: int,
-        attn_mask_type: AttnMaskType,
-        attention_type: str,
-        attention_dropout: float | None = None,
-        softmax_scale: float | None = None,
-        k_channels: int | None = None,
-        v_channels: int | None = None,
-        cp_comm_type: str | None = None,
-        pg_collection: Any = None,
-    ) -> None:
+        self, config: Any, layer_number: int, attn_mask_type: AttnMaskType, attention_type: str,
+        attention_dropout: float | None = None, softmax_scale: float | None = None,
+        k_channels: int | None = None, v_channels: int | None = None,
+        cp_comm_type: str | None = None, pg_collection: Any = None,
+    ) -> None:  # fmt: skip
         super().__init__(config=config)
         _refuse_options(config, attention_type, attention_dropout, k_channels, v_channels)
         if cp_comm_type not in (None, "p2p", "a2a", "all_gather", "a2a+p2p"):
@@ -98,16 +91,11 @@ class MagiCoreAttention(MegatronModule):
         self.softmax_offset = _softmax_offset(config)
 
     def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        attn_mask_type: AttnMaskType | None = None,
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        attention_mask: torch.Tensor | None, attn_mask_type: AttnMaskType | None = None,
         attention_bias: torch.Tensor | None = None,
-        packed_seq_params: PackedSeqParams | None = None,
-        **others: Any,
-    ) -> torch.Tensor:
+        packed_seq_params: PackedSeqParams | None = None, **others: Any,
+    ) -> torch.Tensor:  # fmt: skip
         """Returns what the class says."""
         given = {"attention_bias": attention_bias, **others}
         for name, option in given.items():
@@ -289,14 +277,9 @@ class _DispatchedRotary:
     rows_at: RowsAt | None = None
 
     def get_rotary_seq_len(
-        self,
-        inference_context: Any,
-        transformer: Any,
-        transformer_input: Any,
-        transformer_config: Any,
-        packed_seq_params: PackedSeqParams | None = None,
-        **keywords: Any,
-    ) -> int:
+        self, inference_context: Any, transformer: Any, transformer_input: Any,
+        transformer_config: Any, packed_seq_params: PackedSeqParams | None = None, **keywords: Any,
+    ) -> int:  # fmt: skip
         if isinstance(packed_seq_params, MagiPackedSeqParams):
             received = getattr(transformer, "input_tensor", None)  # of the stage before
             if received is not None:

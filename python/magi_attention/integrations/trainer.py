@@ -170,16 +170,10 @@ class MagiCollator:
     """
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        cp_group: dist.ProcessGroup | None = None,
-        *,
-        cp_size: int | None = None,
-        is_same_on_ranks: bool = False,
-        max_rows: int | None = None,
-        pad_id: int = 0,
-        config: DistAttnConfig = DistAttnConfig(),
-    ) -> None:
+        self, model: torch.nn.Module, cp_group: dist.ProcessGroup | None = None, *,
+        cp_size: int | None = None, is_same_on_ranks: bool = False, max_rows: int | None = None,
+        pad_id: int = 0, config: DistAttnConfig = DistAttnConfig(),
+    ) -> None:  # fmt: skip
         if max_rows is not None:
             check_int("max_rows", max_rows, 1)
         if cp_size is not None:

@@ -21,15 +21,10 @@ Projection = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor, tor
 
 
 def attend_by_groups(
-    bound: BoundPlan,
-    x: torch.Tensor,
-    project: Projection,
-    num_groups: int,
-    *,
+    bound: BoundPlan, x: torch.Tensor, project: Projection, num_groups: int, *,
     finish: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
-    context_fn: Callable[[], tuple[Any, Any]] = save_attention,
-    **options: Any,
-) -> torch.Tensor:
+    context_fn: Callable[[], tuple[Any, Any]] = save_attention, **options: Any,
+) -> torch.Tensor:  # fmt: skip
     """Attention whose heads come in groups, one after the other: q, k and v of a group are
     projected, exchanged, attended and dropped, and projected again in the backward. Collective.
 
@@ -108,13 +103,9 @@ def over_rows(
 
 
 def loss_over_rows(
-    head: Callable[[torch.Tensor], torch.Tensor],
-    hidden: torch.Tensor,
-    labels: torch.Tensor,
-    rows: int = 4096,
-    ignore_index: int = -100,
-    group: dist.ProcessGroup | None = None,
-) -> torch.Tensor:
+    head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, labels: torch.Tensor,
+    rows: int = 4096, ignore_index: int = -100, group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:  # fmt: skip
     """The sum of the cross entropies of head(hidden) [rows, vocabulary] and labels [rows], which
     are shifted before, in float32 (float64 for such logits), over chunks of `rows` rows: logits of
     more are never held. Rows of the label ignore_index count nothing. group: as over_rows.
