@@ -129,14 +129,16 @@ class MagiPackedSeqParams(PackedSeqParams):
 
 
 def heads_of_rank(config: Any) -> Heads:
-    """Those of one tensor parallel rank, of a TransformerConfig."""
+    """Those of one tensor parallel rank, or of a group of these, of a TransformerConfig."""
+    parts = getattr(config, "magi_head_groups", 1)
     ranks = config.tensor_model_parallel_size
     groups = config.num_query_groups or config.num_attention_heads
     if config.multi_latent_attention:
         heads = config.num_attention_heads // ranks
         dim = config.qk_head_dim + config.qk_pos_emb_head_dim
         return Heads(heads, heads, dim, config.v_head_dim).padded()
-    return Heads(config.num_attention_heads // ranks, max(1, groups // ranks), config.kv_channels)
+    heads = config.num_attention_heads // ranks, max(1, groups // ranks)
+    return Heads(*(count // parts for count in heads), config.kv_channels)
 
 
 def prepare_batch(
