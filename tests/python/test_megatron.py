@@ -71,11 +71,11 @@ def recomputing_on_cpu():
         yield stack
 
 
-def start(cp_size: int) -> dist.ProcessGroup:
+def start(cp_size: int, **others) -> dist.ProcessGroup:
     """Megatron's groups over all processes, and this one's context parallel group."""
     if parallel_state.model_parallel_is_initialized():  # a case that starts twice
         parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(context_parallel_size=cp_size)
+    parallel_state.initialize_model_parallel(context_parallel_size=cp_size, **others)
     return parallel_state.get_context_parallel_group()
 
 

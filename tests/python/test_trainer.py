@@ -51,6 +51,7 @@ def sharded(**settings):
         # FSDP makes the plan anew, field by field, as each argument of a call that it casts.
         (2, "llama", {"bf16": True, **sharded()}, ""),
         (2, "llama", sharded(), "lora"),
+        (2, "qwen3", sharded(), "by groups"),
     ],
     ids=str,
 )  # fmt: skip

@@ -172,7 +172,7 @@ def trainer(world, cp_size: int, name: str, options: dict, change: str = "") -> 
     # In the last step one gets a sample fewer, and another one none.
     dataset = samples(2 * size * accumulated * STEPS - (3 if size > 1 else 1))
     wanted, weights = reference(name, batches_of(dataset, 2 * accumulated, size), change)
-    model = use(models.model(name, "eager"))
+    model = use(models.model(name, "eager"), head_groups=2 if change == "by groups" else None)
     if change == "planned":
         average = "tokens" if accumulated > 1 else None
         collator = MagiBatchCollator(model, 64, average=average)

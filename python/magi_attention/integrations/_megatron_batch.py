@@ -129,24 +129,22 @@ class MagiPackedSeqParams(PackedSeqParams):
 
 
 def heads_of_rank(config: Any) -> Heads:
-    """Those of one tensor parallel rank, of a TransformerConfig."""
+    """Those of one tensor parallel rank, or of a group of these, of a TransformerConfig."""
+    parts = getattr(config, "magi_head_groups", 1)
     ranks = config.tensor_model_parallel_size
     groups = config.num_query_groups or config.num_attention_heads
     if config.multi_latent_attention:
         heads = config.num_attention_heads // ranks
         dim = config.qk_head_dim + config.qk_pos_emb_head_dim
         return Heads(heads, heads, dim, config.v_head_dim).padded()
-    return Heads(config.num_attention_heads // ranks, max(1, groups // ranks), config.kv_channels)
+    heads = config.num_attention_heads // ranks, max(1, groups // ranks)
+    return Heads(*(count // parts for count in heads), config.kv_channels)
 
 
 def prepare_batch(
-    batch: Mapping[str, Any],
-    model: Any,
-    cp_group: dist.ProcessGroup | None = None,
-    *,
-    causal: bool = True,
-    pad_id: int = 0,
-) -> dict[str, Any]:
+    batch: Mapping[str, Any], model: Any, cp_group: dist.ProcessGroup | None = None, *,
+    causal: bool = True, pad_id: int = 0,
+) -> dict[str, Any]:  # fmt: skip
     """This rank's rows of a batch that all ranks of cp_group hold whole, in place of Megatron's
     get_batch_on_this_cp_rank: tokens, labels, loss_mask, position_ids [1, rows], attention_mask
     None and packed_seq_params, for the forward function of a model with MagiCoreAttention.
@@ -191,15 +189,9 @@ def prepare_batch(
 
 
 def prepare_micro_batch(
-    samples: Sequence[Mapping[str, Any]],
-    plan: BatchPlan,
-    micro_batch: int,
-    model: Any,
-    cp_group: dist.ProcessGroup | None = None,
-    *,
-    average: str | None = None,
-    pad_id: int = 0,
-) -> dict[str, Any]:
+    samples: Sequence[Mapping[str, Any]], plan: BatchPlan, micro_batch: int, model: Any,
+    cp_group: dist.ProcessGroup | None = None, *, average: str | None = None, pad_id: int = 0,
+) -> dict[str, Any]:  # fmt: skip
     """Does what prepare_batch does for a micro-batch of a plan of the samples of a step, which all
     ranks of cp_group have; each is a causal document: tokens [rows], with labels and loss_mask of
     the same shape. Ranks get different numbers of rows, so that stages of a pipeline need

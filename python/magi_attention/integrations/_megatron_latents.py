@@ -5,8 +5,6 @@ latents in place of keys and values where the plan finds them faster.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from torch.nn.functional import layer_norm, rms_norm
 from magi_attention._native.tensors import PLAIN_TYPES
 from magi_attention.integrations._bound import bound_of
 from magi_attention.integrations._megatron_batch import MagiPackedSeqParams
+from magi_attention.training.parts import hiding
 
 _UP = "linear_kv_up_proj"
 # Of Megatron's own and of Transformer Engine: others may compute more than their weight says.
@@ -26,14 +25,9 @@ class _LatentsOfPlans:
     """Before Megatron's latent attention."""
 
     def get_query_key_value_tensors(
-        self,
-        hidden_states: torch.Tensor,
-        key_value_states: Any = None,
-        position_ids: Any = None,
-        packed_seq_params: Any = None,
-        inference_context: Any = None,
-        **others: Any,
-    ) -> tuple:
+        self, hidden_states: torch.Tensor, key_value_states: Any = None, position_ids: Any = None,
+        packed_seq_params: Any = None, inference_context: Any = None, **others: Any,
+    ) -> tuple:  # fmt: skip
         """Megatron's, of which keys are their rotated parts [rows, 1, 1, dim] and values latents
         [rows, 1, dim] where latents travel.
         """
@@ -45,11 +39,11 @@ class _LatentsOfPlans:
             )
         # Without packed parameters rows keep the axis of a batch of one, as rotary tables have it.
         given = hidden_states, key_value_states, position_ids, None, inference_context
-        with _set(self.rotary_pos_emb, rows_at=params.rotary_rows):
+        with hiding(self.rotary_pos_emb, rows_at=params.rotary_rows):
             if not self._takes_latents(params):
                 return get(*given, **others)
             up = _NoProjection(self)
-            with _set(self, **{_UP: up}):
+            with hiding(self, **{_UP: up}):
                 query, key, _, *rest = get(*given, **others)
         nope = self.config.qk_head_dim
         self.core_attention.__dict__["up_projection"] = getattr(self, _UP).weight
@@ -86,17 +80,6 @@ class _NoProjection:
     def __call__(self, latent: torch.Tensor) -> tuple[torch.Tensor, None]:
         self.latent = latent
         return latent.new_zeros(()).expand(*latent.shape[:-1], self._width), None
-
-
-@contextlib.contextmanager
-def _set(module: torch.nn.Module, **values: Any) -> Iterator[None]:
-    """Attributes that hide a module's own for a while."""
-    module.__dict__.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            del module.__dict__[name]
 
 
 def _normed(up: Any, latent: torch.Tensor, config: Any) -> torch.Tensor:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which models of transformers a plan reaches whole, and why it does not reach others."""
+"""Which models of transformers a plan reaches whole, or by groups of kv heads, and why it does not
+reach others.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from magi_attention.common._arguments import TRY
+from magi_attention.integrations._model_calls import PLAN_KEYWORD
 from magi_attention.integrations._model_plans import INDEXED_LAYERS, UNATTENDED_LAYERS, config_of
 from magi_attention.integrations._model_recurrent import is_served
 from magi_attention.integrations._model_rows import forwards_of, is_balanced
+from magi_attention.training.parts import Changes, cannot_split, come_by_groups, part_of
 
 # Types of layers whose rows see each other through attention alone.
 _ATTENTION_LAYERS = {
@@ -37,6 +41,10 @@ _OTHER_HEADS = re.compile(r"For(?!CausalLM|ConditionalGeneration)[A-Z]")
 # What a forward computes beside its loss over tokens, and the options that say how much of it.
 _OWN_BALANCE = re.compile(r"((aux\w*|z|balanc\w*)_loss\w*)\s*(?:\(|=(?!=|\s*None))")
 _SHARE = re.compile(r"(aux\w*|z|balanc\w*)_loss")
+# Projections and norms of single heads, of layers that come by groups; others count their heads.
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_NORMS = {f"{of}_{name}" for of in ("q", "k", "query", "key") for name in ("norm", "layernorm")}
+_COUNTS = {"num_heads", "num_attention_heads", "num_key_value_heads"}
 _fit: weakref.WeakSet = weakref.WeakSet()  # models whose layers have been seen to fit
 
 
@@ -134,6 +142,52 @@ def _mixer_of(model: PreTrainedModel, name: str) -> str | None:
 def _attends(module: torch.nn.Module) -> bool:
     """Whether a module hands queries and keys to transformers' attention."""
     return any("ALL_ATTENTION_FUNCTIONS" in f.__code__.co_names for f in forwards_of(type(module)))
+
+
+def group_heads(model: PreTrainedModel, num_groups: int) -> None:
+    """Has all attention of a model come by so many groups of kv heads under plans. ValueError that
+    names what cannot.
+    """
+
+    def changes(layer: Any, group: int) -> Changes:
+        _kv_heads_of(layer)  # adapters may have come since
+        for name in _PROJECTIONS:
+            linear = getattr(layer, name)
+            yield linear, part_of(linear, num_groups, group, int(name == "o_proj"))
+        if getattr(layer, "sinks", None) is not None:
+            yield layer, {"sinks": layer.sinks.chunk(num_groups)[group]}
+
+    named = model.named_modules()
+    layers = [one for path, one in named if _attends(one) and not _OTHER_TOWERS.search(path)]
+    if not layers:
+        raise cannot_split(model, "no attention")
+    for layer, kv_heads in [(layer, _kv_heads_of(layer)) for layer in layers]:
+        come_by_groups(layer, num_groups, kv_heads, changes, PLAN_KEYWORD)
+    config_of(model).magi_head_groups = num_groups
+
+
+def _kv_heads_of(layer: Any) -> int:
+    """The kv heads of a layer; ValueError for one that is more than heads side by side."""
+    q, k, v, o = (getattr(layer, name, None) for name in _PROJECTIONS)
+    for name, linear in zip(_PROJECTIONS, (q, k, v, o)):
+        if type(linear) is not torch.nn.Linear:
+            raise cannot_split(layer, f"no torch.nn.Linear as {name}")
+    if q.out_features != o.in_features or k.out_features != v.out_features:
+        raise cannot_split(layer, "outputs or values of other widths than its queries and keys")
+    dim = getattr(layer, "head_dim", None)
+    if dim is None:
+        raise cannot_split(layer, "no head_dim")
+    for name, child in layer.named_children():
+        shapes = {tuple(weight.shape) for weight in child.parameters()}
+        if name not in _PROJECTIONS and (name not in _NORMS or shapes != {(dim,)}):
+            raise cannot_split(layer, f"{name} between its projections")
+    for name, own in layer.named_parameters(recurse=False):
+        if (name, *own.shape) != ("sinks", q.out_features // dim):
+            raise cannot_split(layer, f"{name} of its own")
+    for forward in forwards_of(type(layer)):
+        for name in sorted(_COUNTS.intersection(forward.__code__.co_names)):
+            raise cannot_split(layer, f"a forward that counts its {name}")
+    return k.out_features // dim
 
 
 def _lies_in(path: str, other: str) -> bool:

@@ -138,13 +138,9 @@ def _strip(value: Any, begin: int, end: int) -> Any:
 
 
 def attend_to_chosen(
-    bound: BoundPlan,
-    qkv: tuple[torch.Tensor, ...],
-    chosen: torch.Tensor,
-    sink: torch.Tensor | None,
-    scaling: float | None,
-    softcap: float,
-) -> torch.Tensor:
+    bound: BoundPlan, qkv: tuple[torch.Tensor, ...], chosen: torch.Tensor,
+    sink: torch.Tensor | None, scaling: float | None, softcap: float,
+) -> torch.Tensor:  # fmt: skip
     """Attention of this rank's rows to the keys that `choose` returns, [rows, heads, dim] each;
     sink [1, heads].
     """

@@ -49,8 +49,8 @@ class Heads(NamedTuple):
 
 
 def heads_of(model: Any) -> Heads:
-    """The heads of a model with a config, of a config, or given as a tuple of three or four.
-    ValueError for a config that does not say them.
+    """The heads of a model with a config, of a config, or given as a tuple of three or four; where
+    attention comes by groups those of one. ValueError for a config that does not say them.
     """
     if isinstance(model, tuple):
         model = model[:3] if model[3:] == (None,) else model
@@ -67,7 +67,8 @@ def heads_of(model: Any) -> Heads:
     if getattr(config, "multi_query", False) is True:
         num_heads_kv = 1
     dims = _head_dim_of(config, num_heads_q), getattr(config, "v_head_dim", None)
-    return Heads(num_heads_q, num_heads_kv, *dims).padded()
+    heads = (n // getattr(config, "magi_head_groups", 1) for n in (num_heads_q, num_heads_kv))
+    return Heads(*heads, *dims).padded()
 
 
 def config_of(model: Any) -> Any:

@@ -85,18 +85,11 @@ class MagiBatchCollator(MagiCollator):
     """
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        rows_per_rank: int,
-        *,
-        cp_group: dist.ProcessGroup | None = None,
-        num_micro_batches: int = 1,
-        average: str | None = None,
-        devices_per_node: int = 0,
-        cost: BatchCost | None = None,
-        pad_id: int = 0,
-        config: DistAttnConfig = DistAttnConfig(),
-    ) -> None:
+        self, model: torch.nn.Module, rows_per_rank: int, *,
+        cp_group: dist.ProcessGroup | None = None, num_micro_batches: int = 1,
+        average: str | None = None, devices_per_node: int = 0, cost: BatchCost | None = None,
+        pad_id: int = 0, config: DistAttnConfig = DistAttnConfig(),
+    ) -> None:  # fmt: skip
         if cp_group is None:
             cp_group = group_of_neighbours(num_processes())
         super().__init__(model, cp_group, is_same_on_ranks=True, pad_id=pad_id, config=config)

@@ -27,6 +27,7 @@ from megatron.core.extensions import transformer_engine
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import multi_token_prediction, transformer_block
+from megatron.core.transformer.attention import Attention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -68,18 +69,11 @@ class MagiCoreAttention(MegatronModule):
     up_projection: torch.Tensor | None = None
 
     def __init__(
-        self,
-        config: Any,
-        layer_number: int,
-        attn_mask_type: AttnMaskType,
-        attention_type: str,
-        attention_dropout: float | None = None,
-        softmax_scale: float | None = None,
-        k_channels: int | None = None,
-        v_channels: int | None = None,
-        cp_comm_type: str | None = None,
-        pg_collection: Any = None,
-    ) -> None:
+        self, config: Any, layer_number: int, attn_mask_type: AttnMaskType, attention_type: str,
+        attention_dropout: float | None = None, softmax_scale: float | None = None,
+        k_channels: int | None = None, v_channels: int | None = None,
+        cp_comm_type: str | None = None, pg_collection: Any = None,
+    ) -> None:  # fmt: skip
         super().__init__(config=config)
         _refuse_options(config, attention_type, attention_dropout, k_channels, v_channels)
         if cp_comm_type not in (None, "p2p", "a2a", "all_gather", "a2a+p2p"):
@@ -98,16 +92,11 @@ class MagiCoreAttention(MegatronModule):
         self.softmax_offset = _softmax_offset(config)
 
     def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        attn_mask_type: AttnMaskType | None = None,
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        attention_mask: torch.Tensor | None, attn_mask_type: AttnMaskType | None = None,
         attention_bias: torch.Tensor | None = None,
-        packed_seq_params: PackedSeqParams | None = None,
-        **others: Any,
-    ) -> torch.Tensor:
+        packed_seq_params: PackedSeqParams | None = None, **others: Any,
+    ) -> torch.Tensor:  # fmt: skip
         """Returns what the class says."""
         given = {"attention_bias": attention_bias, **others}
         for name, option in given.items():
@@ -289,14 +278,9 @@ class _DispatchedRotary:
     rows_at: RowsAt | None = None
 
     def get_rotary_seq_len(
-        self,
-        inference_context: Any,
-        transformer: Any,
-        transformer_input: Any,
-        transformer_config: Any,
-        packed_seq_params: PackedSeqParams | None = None,
-        **keywords: Any,
-    ) -> int:
+        self, inference_context: Any, transformer: Any, transformer_input: Any,
+        transformer_config: Any, packed_seq_params: PackedSeqParams | None = None, **keywords: Any,
+    ) -> int:  # fmt: skip
         if isinstance(packed_seq_params, MagiPackedSeqParams):
             received = getattr(transformer, "input_tensor", None)  # of the stage before
             if received is not None:
@@ -328,14 +312,21 @@ class _DispatchedRotary:
         return tuple(x.index_select(0, seq_len.position_ids.to(x.device)) for x in tables)
 
 
-def adapt_model(model: torch.nn.Module) -> torch.nn.Module:
+def adapt_model(model: torch.nn.Module, head_groups: int | None = None) -> torch.nn.Module:
     """The model itself, whose rotary embeddings now follow the position ids of prepare_batch, whose
     Gated DeltaNet and Mamba mixers go over the runs of its plan, and whose latent attention (MLA)
     moves latents where the plan finds that faster; other batches get what they got. Where it
     predicts several tokens (mtp_num_layers), Megatron's roll_tensor becomes that of this module,
     which knows both kinds of batches. ValueError for rotary embeddings and recurrent layers of
     another kind.
+
+    head_groups: under packed_seq_params self-attention comes by so many groups of the kv heads of a
+    tensor parallel rank, for one of which prepare_batch then makes plans: q, k and v of a group are
+    projected, exchanged, attended and dropped, and projected again in the backward. None: as it is.
+    ValueError that names what cannot be split.
     """
+    if head_groups is not None:
+        _group_heads(model, head_groups)
     for name, module in model.named_modules():
         put_under_plans(name, module)
         put_latents_under_plans(module)
@@ -350,6 +341,31 @@ def adapt_model(model: torch.nn.Module) -> torch.nn.Module:
     if getattr(model.config, "mtp_num_layers", None):
         _install_roll()
     return model
+
+
+def _group_heads(model: torch.nn.Module, num_groups: int) -> None:
+    counts = ("num_attention_heads_per_partition", "num_query_groups_per_partition")
+
+    def changes(layer: Any, group: int) -> training.parts.Changes:
+        for dim, linear in enumerate((layer.linear_qkv, layer.linear_proj)):
+            part = training.parts.part_of(linear, num_groups, group, dim)
+            yield linear, {**part, "gradient_accumulation_fusion": False}  # it has no main_grad
+        yield layer, {name: getattr(layer, name) // num_groups for name in counts}
+        core = layer.core_attention
+        if core.softmax_offset is not None:
+            yield core, {"softmax_offset": core.softmax_offset.chunk(num_groups)[group]}
+
+    for layer in (module for module in model.modules() if isinstance(module, Attention)):
+        for name, kind in (("qkv", "ColumnParallelLinear"), ("proj", "RowParallelLinear")):
+            if type(getattr(layer, f"linear_{name}", None)) is not getattr(tensor_parallel, kind):
+                raise training.parts.cannot_split(layer, f"no {kind} as linear_{name}")
+        core = layer.core_attention
+        if not isinstance(core, MagiCoreAttention) or core.has_max_logits:
+            what = "another core_attention than MagiCoreAttention without maxima of logits"
+            raise training.parts.cannot_split(layer, what)
+        kv_heads = getattr(layer, counts[1])
+        training.parts.come_by_groups(layer, num_groups, kv_heads, changes, "packed_seq_params")
+    model.config.magi_head_groups = num_groups
 
 
 _roll_of_megatron = multi_token_prediction.roll_tensor

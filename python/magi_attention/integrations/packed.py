@@ -115,14 +115,9 @@ def register_magi_attention() -> None:
 
 
 def build_flex_key(
-    spec: AttnMaskSpec,
-    *,
-    num_heads_q: int,
-    num_heads_kv: int,
-    head_dim: int,
-    head_dim_v: int | None = None,
-    cp_group: dist.ProcessGroup | None,
-) -> AnyPlan:
+    spec: AttnMaskSpec, *, num_heads_q: int, num_heads_kv: int, head_dim: int,
+    head_dim_v: int | None = None, cp_group: dist.ProcessGroup | None,
+) -> AnyPlan:  # fmt: skip
     """The plan of a mask: a key of the group, or a bound plan where cp_group is None. head_dim_v
     None: as head_dim. Equal arguments give the same one. One rank keeps its rows as they are;
     several get equal numbers of rows, of which the last ones may be padding. ValueError for fewer
@@ -135,14 +130,9 @@ def build_flex_key(
 
 
 def magi_prepare_batch(
-    model: Any,
-    batch: Mapping[str, Any],
-    cp_group: dist.ProcessGroup | None,
-    chunk_size: int = DEFAULT_CHUNK_SIZE,
-    *,
-    spec: AttnMaskSpec | None = None,
-    pad_id: int = 0,
-) -> tuple[dict[str, Any], AnyPlan]:
+    model: Any, batch: Mapping[str, Any], cp_group: dist.ProcessGroup | None,
+    chunk_size: int = DEFAULT_CHUNK_SIZE, *, spec: AttnMaskSpec | None = None, pad_id: int = 0,
+) -> tuple[dict[str, Any], AnyPlan]:  # fmt: skip
     """Prepares, for models of transformers, the batch of one sequence [1, rows] -> this rank's,
     with `magi_plan` in it, and the plan. spec: its mask, default one causal sequence, under the
     windows of the model's config. Without a spec the sequence is packed of documents where the
@@ -169,13 +159,9 @@ def magi_prepare_batch(
 
 
 def magi_prepare_packed_cp(
-    model: Any,
-    batch: Mapping[str, Any],
-    cp_group: dist.ProcessGroup | None,
-    *,
-    spec: AttnMaskSpec | None = None,
-    pad_id: int = 0,
-) -> tuple[dict[str, Any], AnyPlan]:
+    model: Any, batch: Mapping[str, Any], cp_group: dist.ProcessGroup | None, *,
+    spec: AttnMaskSpec | None = None, pad_id: int = 0,
+) -> tuple[dict[str, Any], AnyPlan]:  # fmt: skip
     """Prepares, for models whose attention is a function of make_magi_attn_func: a packed batch ->
     this rank's rows of it, and the plan, which is the active one from here on.
 
@@ -200,14 +186,9 @@ def magi_prepare_packed_cp(
 
 
 def magi_prepare_prefix_tree(
-    model: Any,
-    batch: Mapping[str, Any],
-    tree: PrefixTree,
-    cp_group: dist.ProcessGroup | None,
-    *,
-    sample_weights: Any = None,
-    pad_id: int = 0,
-) -> tuple[dict[str, Any], AnyPlan]:
+    model: Any, batch: Mapping[str, Any], tree: PrefixTree, cp_group: dist.ProcessGroup | None, *,
+    sample_weights: Any = None, pad_id: int = 0,
+) -> tuple[dict[str, Any], AnyPlan]:  # fmt: skip
     """A batch of samples that share prefixes, input_ids [rows] or [1, rows] in the tree's layout ->
     this rank's rows with position ids along branches, labels and loss_weights [rows, branches],
     and the plan, which is the active one and stands as magi_plan in the batch.
@@ -446,15 +427,9 @@ class MagiState:
         return self.enabled and not self.custom
 
     def prepare_llm_batch(
-        self,
-        model: Any,
-        batch: Mapping[str, Any],
-        *,
-        device_mesh: Any = None,
-        is_thd: bool = False,
-        pad_id: int = 0,
-        num_chunks: int = 1,
-    ) -> tuple[Callable, Mapping[str, Any]]:
+        self, model: Any, batch: Mapping[str, Any], *, device_mesh: Any = None,
+        is_thd: bool = False, pad_id: int = 0, num_chunks: int = 1,
+    ) -> tuple[Callable, Mapping[str, Any]]:  # fmt: skip
         """(context, batch) of a step: this rank's rows of the batch, which every rank of the group
         holds whole; the context does nothing. The batch itself where this is not enabled.
 

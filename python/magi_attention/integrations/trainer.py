@@ -38,8 +38,8 @@ from magi_attention.integrations._documents import (
     find_documents,
 )
 from magi_attention.integrations._in_trainer import check_labels, deal_in_trainer, weigh_losses
-from magi_attention.integrations._model_checks import first_position, model_behind
-from magi_attention.integrations._model_plans import plans_of_documents
+from magi_attention.integrations._model_checks import first_position, group_heads, model_behind
+from magi_attention.integrations._model_plans import config_of, plans_of_documents
 from magi_attention.integrations._packed_batch import refuse_other_samples, refuse_workers, required
 from magi_attention.integrations.transformers import (
     NAME,
@@ -170,16 +170,10 @@ class MagiCollator:
     """
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        cp_group: dist.ProcessGroup | None = None,
-        *,
-        cp_size: int | None = None,
-        is_same_on_ranks: bool = False,
-        max_rows: int | None = None,
-        pad_id: int = 0,
-        config: DistAttnConfig = DistAttnConfig(),
-    ) -> None:
+        self, model: torch.nn.Module, cp_group: dist.ProcessGroup | None = None, *,
+        cp_size: int | None = None, is_same_on_ranks: bool = False, max_rows: int | None = None,
+        pad_id: int = 0, config: DistAttnConfig = DistAttnConfig(),
+    ) -> None:  # fmt: skip
         if max_rows is not None:
             check_int("max_rows", max_rows, 1)
         if cp_size is not None:
@@ -392,11 +386,23 @@ class MagiCallback(TrainerCallback):
         check_model(use(model))
 
 
-def use(model: torch.nn.Module, name: str = NAME) -> torch.nn.Module:
-    """The model itself, attending through this package: registers the name and sets it."""
+def use(
+    model: torch.nn.Module, name: str = NAME, head_groups: int | None = None
+) -> torch.nn.Module:
+    """The model itself, attending through this package: registers the name and sets it.
+
+    head_groups: under plans, which are then for one group, attention comes by so many groups of kv
+    heads: q, k and v of a group are projected, exchanged, attended and dropped, and projected again
+    in the backward. None: as magi_head_groups of the model's config, which is set, says. ValueError
+    that names what of the model cannot be split.
+    """
     register(name)
     inner = model_behind(model)
     inner.set_attn_implementation(name)
+    if head_groups is None:
+        head_groups = getattr(config_of(inner), "magi_head_groups", None)
+    if head_groups is not None:
+        group_heads(inner, head_groups)
     return model
 
 

@@ -153,17 +153,10 @@ def register(name: str = NAME) -> None:
 
 
 def mask(
-    *,
-    q_length: int,
-    kv_length: int,
-    q_offset: Any = 0,
-    kv_offset: int = 0,
-    mask_function: Any = causal_mask_function,
-    attention_mask: torch.Tensor | None = None,
-    local_size: int | None = None,
-    use_vmap: bool = False,
-    **others: Any,
-) -> PendingMask | torch.Tensor | None:
+    *, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
+    mask_function: Any = causal_mask_function, attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None, use_vmap: bool = False, **others: Any,
+) -> PendingMask | torch.Tensor | None:  # fmt: skip
     """The mask function of "magi". Borders that transformers infers from jumps in position ids are
     in no plan's way: dispatched position ids jump.
     """
@@ -209,15 +202,10 @@ def _hidden_by(attention_mask: torch.Tensor | None) -> str | None:
 
 
 def attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: PendingMask | torch.Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attention_mask: PendingMask | torch.Tensor | None, dropout: float = 0.0,
+    scaling: float | None = None, **kwargs: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
     """The attention function of "magi": query [batch, heads, rows, dim], key and value with their
     own head count -> [batch, rows, heads, dim of value], and no weights.
     """

@@ -5,7 +5,9 @@ functions of rows and the loss over chunks of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 import torch
@@ -13,23 +15,20 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from magi_attention._native.tensors import PLAIN_TYPES
 from magi_attention.common._arguments import check_int, check_kind
 from magi_attention.plan import BoundPlan
 from magi_attention.training.checkpoint import save_attention
 
 Projection = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+Changes = Iterator[tuple[torch.nn.Module, dict[str, Any]]]  # attributes in place of a module's own
 
 
 def attend_by_groups(
-    bound: BoundPlan,
-    x: torch.Tensor,
-    project: Projection,
-    num_groups: int,
-    *,
+    bound: BoundPlan, x: torch.Tensor, project: Projection, num_groups: int, *,
     finish: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
-    context_fn: Callable[[], tuple[Any, Any]] = save_attention,
-    **options: Any,
-) -> torch.Tensor:
+    context_fn: Callable[[], tuple[Any, Any]] = save_attention, **options: Any,
+) -> torch.Tensor:  # fmt: skip
     """Attention whose heads come in groups, one after the other: q, k and v of a group are
     projected, exchanged, attended and dropped, and projected again in the backward. Collective.
 
@@ -62,6 +61,71 @@ def attend_by_groups(
         else:
             total = out if total is None else total + out
     return torch.cat(outs, 1) if total is None else total
+
+
+def come_by_groups(
+    layer: Any, num_groups: int, kv_heads: int, changes: Callable[[Any, int], Changes], plan: str
+) -> None:
+    """Has the forward of an attention layer of so many kv heads run once for each group of them,
+    under changes(layer, group), where a call has the keyword `plan`. The first of its results is
+    added up; what a group computes comes again in the backward. ValueError unless groups divide
+    kv heads.
+    """
+    if kv_heads % check_int("head_groups", num_groups, 1):
+        kind = type(layer).__name__
+        raise ValueError(f"head_groups is {num_groups}; allowed: divisors of {kv_heads} in {kind}")
+    own = type(layer).forward
+
+    def attend(layer: Any, group: int, *arguments: Any, **keywords: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for module, values in changes(layer, group):
+                stack.enter_context(hiding(module, **values))
+            return own(layer, *arguments, **keywords)
+
+    @torch.compiler.disable  # attributes change
+    def forward(layer: Any, *arguments: Any, **keywords: Any) -> Any:
+        if keywords.get(plan) is None:
+            return own(layer, *arguments, **keywords)
+        total, keywords["context_fn"] = None, save_attention
+        for group in reversed(range(num_groups)):  # the first has the bias of a sum
+            given = layer, group, *arguments
+            out, *others = checkpoint(attend, *given, use_reentrant=False, **keywords)
+            total = out if total is None else total + out
+        return total, *others
+
+    layer.forward = MethodType(forward, layer)
+
+
+def part_of(linear: Any, num_groups: int, group: int, dim: int = 0) -> dict[str, Any]:
+    """The parameters of a projection to the heads of a group (dim 0), or from these (1)."""
+    weight, bias = linear.weight, linear.bias
+    if type(weight) not in PLAIN_TYPES:
+        raise cannot_split(linear, f"a {type(weight).__name__} as weight")
+    values = {"weight": weight.chunk(num_groups, dim)[group]}
+    if bias is not None and (dim == 0 or group):
+        values["bias"] = bias.chunk(num_groups)[group] if dim == 0 else None
+    return values
+
+
+def cannot_split(layer: Any, what: str) -> ValueError:
+    """The error of a layer that is not heads side by side."""
+    return ValueError(
+        f"{type(layer).__name__} has {what}; allowed with head_groups: heads side by side between "
+        "projections of plain weights"
+    )
+
+
+@contextlib.contextmanager
+def hiding(module: torch.nn.Module, **values: Any) -> Iterator[None]:
+    """Attributes that a module has in place of its own for a while."""
+    own = {name: vars(module)[name] for name in values if name in vars(module)}
+    vars(module).update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del vars(module)[name]
+        vars(module).update(own)
 
 
 def over_rows(
@@ -108,13 +172,9 @@ def over_rows(
 
 
 def loss_over_rows(
-    head: Callable[[torch.Tensor], torch.Tensor],
-    hidden: torch.Tensor,
-    labels: torch.Tensor,
-    rows: int = 4096,
-    ignore_index: int = -100,
-    group: dist.ProcessGroup | None = None,
-) -> torch.Tensor:
+    head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, labels: torch.Tensor,
+    rows: int = 4096, ignore_index: int = -100, group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:  # fmt: skip
     """The sum of the cross entropies of head(hidden) [rows, vocabulary] and labels [rows], which
     are shifted before, in float32 (float64 for such logits), over chunks of `rows` rows: logits of
     more are never held. Rows of the label ignore_index count nothing. group: as over_rows.
