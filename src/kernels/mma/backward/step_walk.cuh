@@ -59,7 +59,6 @@ struct StepState {
   std::int32_t component;     ///< of the record
   std::int32_t value_tile;    ///< q tile of the last value looked up, and
   std::int32_t value_record;  ///< its record
-  bool is_group_first;
 };
 
 /// Takes items and walks their steps when the CTA asks for the next one: record after record, q
@@ -121,7 +120,6 @@ class StepWalk {
     const SlotUser user{place.tile, place.kv_head};
     at_.k_tile = place.tile;
     at_.cursor.groups_per_item = span.groups_per_item;
-    at_.is_group_first = params_.items.is_group_first && span.is_in_step == 0;
     at_.bounds.group_begin = (place.kv_head * span.num_splits + place.split) * span.groups_per_item;
     item.kv_head = place.kv_head;
     item.flags = (place.split == 0 ? sm90::kFirstSplit : 0) |
@@ -151,7 +149,7 @@ class StepWalk {
   /// Goes on to the next step. Returns false after the last one.
   __device__ __forceinline__ bool advance(StepCursor& cursor, StepBounds& bounds,
                                           std::int32_t key_begin) const {
-    const bool is_group_first = at_.is_group_first;
+    const bool is_group_first = params_.items.is_group_first;
     if (!is_group_first) {
       if (++cursor.index < cursor.groups_per_item) return true;
       cursor.index = 0;

@@ -120,8 +120,8 @@ struct BackwardList {
   std::int32_t packed_heads = 1;
   std::int32_t tile_tokens = 64;
   std::int32_t head_groups = 1;  ///< heads_q / packed_heads
-  /// An item walks all q tiles of a head group before the next group; if false, or in a
-  /// span that is in step, all groups of a q tile before the next q tile.
+  /// An item walks all q tiles of a head group before the next group; if false, all groups of a q
+  /// tile before the next q tile.
   bool is_group_first = false;
   bool is_ordered = true;      ///< an addition to a dQ sum waits for its semaphore value; see
                                ///< "Ordered sums of dQ" in docs/kernels/backward.md

@@ -72,7 +72,6 @@ struct TileSpan {
   std::int32_t block_tiles = 1;      ///< k tiles of a block; the last may have fewer
   std::int32_t slot_begin = 0;       ///< the first slot, if there are splits
   std::int32_t slot_heads = 0;       ///< kv heads with slots of their own
-  std::int32_t is_in_step = 0;       ///< 1: items walk all head groups of a q tile before the next
 
   friend bool operator==(const TileSpan&, const TileSpan&) = default;
 };

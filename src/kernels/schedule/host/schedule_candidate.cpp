@@ -243,9 +243,6 @@ void add_span(Schedule& schedule, const ScheduleInput& input, const Candidate& b
   if (tiles.awaits_keys(schedule.order[static_cast<std::size_t>(places.begin)])) {
     span.section_heads = within_arrival_chunk(tiles.problem, span.section_heads);
   }
-  // The last k tiles of a window are shorter than the one before them. Group by group, they would
-  // come to each group's sums early and wait.
-  span.is_in_step = is_tail ? 1 : 0;
   span.block_tiles = count_block_tiles(tiles, span);
   if (num_splits > 1) span.slot_heads = count_slot_heads(tiles.problem, span);
   const std::int64_t begin = schedule.num_items();

@@ -139,7 +139,6 @@ class BackwardProducer {
     at.groups_per_item = span.groups_per_item;
     at.group_begin = (info.kv_head * span.num_splits + split) * span.groups_per_item;
     at.is_sent = false;
-    at.is_group_first = params_.items.is_group_first && span.is_in_step == 0;
     info.flags = (split == 0 ? kFirstSplit : 0) | (split + 1 == span.num_splits ? kLastSplit : 0);
     info.semaphore = semaphore_of({at.k_tile, info.kv_head});
     if (span.num_splits > 1) {
@@ -182,7 +181,7 @@ class BackwardProducer {
       for (at.record = at.record_begin; at.record < at.record_end; ++at.record) {
         run_record(start_record(item));
       }
-    } while (at.is_group_first && ++at.index < at.groups_per_item);
+    } while (params_.items.is_group_first && ++at.index < at.groups_per_item);
   }
 
   /// Begins a record. Returns the end of its q tiles.
@@ -201,10 +200,10 @@ class BackwardProducer {
   __device__ __forceinline__ void run_record(std::int32_t tile) {
     while (--tile >= shared_.producer.tile_begin) {
       std::int32_t& index = shared_.producer.index;
-      if (!shared_.producer.is_group_first) index = 0;
+      if (!params_.items.is_group_first) index = 0;
       do {
         run_step(tile);
-      } while (!shared_.producer.is_group_first && ++index < shared_.producer.groups_per_item);
+      } while (!params_.items.is_group_first && ++index < shared_.producer.groups_per_item);
     }
   }
 

@@ -90,7 +90,6 @@ struct ProducerState {
   bool is_sent = false;       ///< the item's info has been sent
   bool is_cut = false;        ///< the step's q tile has rows that nobody sees
   bool are_keys_cut = false;  ///< or the item's keys have
-  bool is_group_first = false;
 };
 
 /// The semaphore waiter's message: a step may add its dQ.
