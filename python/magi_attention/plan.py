@@ -481,7 +481,8 @@ class BoundPlan:
         meta.error_word counts both kinds; MAGI_ATTENTION_SANITY_CHECK=1 makes them ValueError.
 
         Returns out and a meta with lse; both pass gradients on. ValueError for other shapes
-        than the plan's, with or without padding; NotImplementedError for another backend.
+        than the plan's, with or without padding (latents, k [rows, 1, dim] with v its view
+        k[..., :dim_v], have any dims); NotImplementedError for another backend.
         """
         sizes = q_block_size, sparse_k_block_size
         given = index_sparse_indices, block_mask, sizes, is_causal

@@ -5,6 +5,7 @@ documents, against each document by itself with the model's own attention.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from unittest import mock
@@ -20,7 +21,6 @@ with warnings.catch_warnings():
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     from magi_attention.functional.latent_attn import LatentAttention
-    from magi_attention.functional.latent_price import LatentPrice
     from magi_attention.integrations import transformers as ours
     from magi_attention.integrations._mask_spec import AttnMaskSpec
     from magi_attention.integrations._model_checks import first_position
@@ -295,22 +295,16 @@ def walk(group, model_types) -> dict[str, tuple[str, str]]:
         return {model_type: outcome(model_type, group) for model_type in model_types}
 
 
-def walk_latents(group, model_types) -> dict[str, tuple[str, str, int]]:
-    """Outcomes under plans that find latents faster, and how often layers attended to latents."""
-    found, own = {}, LatentAttention.forward
-    for model_type in model_types:
-        calls: list[int] = []
-
-        def forward(*given, calls=calls):
-            calls.append(1)
-            return own(*given)
-
-        with (
-            mock.patch.object(LatentPrice, "mode", "latent"),
-            mock.patch.object(LatentAttention, "forward", forward),
-        ):
-            found[model_type] = (*walk(group, [model_type])[model_type], len(calls))
-    return found
+@contextlib.contextmanager
+def by(way: str, takes_latents: bool | None = None):
+    """Under plans that find this way faster, "latent" or "expanded". Checks that layers take it, or
+    latents or not.
+    """
+    attend = mock.Mock(side_effect=ours.attend_to_latents)
+    mode = mock.patch.object(LatentAttention, "mode", lambda self, *_: way)
+    with mode, mock.patch.object(ours, "attend_to_latents", attend):
+        yield
+    assert attend.called == (way == "latent" if takes_latents is None else takes_latents)
 
 
 def used_masks(model_type: str) -> None:

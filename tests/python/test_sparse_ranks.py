@@ -20,7 +20,7 @@ from magi_attention.errors import CommError
 from magi_attention.functional import _sparse, sparse_dist_attn
 from magi_attention.plan import Plan
 from pipeline_cases import Case, make_key
-from ranks import over, refuses
+from ranks import over, own_group, refuses
 from sparse_masks import below_diagonal, counts_of_blocks, counts_of_lists
 
 HEADS, DIM = (4, 2), 8
@@ -320,6 +320,20 @@ def test_latents(group):
         refuses(lambda: call(q, k, k[..., :DIM].clone()), ValueError, "v is no view of k")
     widths = [len(tensors) for (tensors, _), _ in moved.call_args_list]
     assert widths == [1, 1] * bound.needed_keys.moves_rows
+
+
+@over(1, 2)
+def test_latents_under_a_plan_of_keys_and_values(group):
+    """They have head dims of their own. Ranks hear of one that calls with others."""
+    _, lists, counts, qk = latents(group, 150)
+    bound = bound_under(masks.from_cu_seqlens([0, 150]), own_group([*range(group.size())]))
+    call = partial(bound.calc_sparse_attn, index_sparse_indices=lists)
+    check_results(bound, call, [x.clone().requires_grad_() for x in qk], counts)
+    if group.size() == 2:
+        local = with_values([bound.dispatch(x) for x in (qk if bound.rank else tensors(150))])
+        lists = lists.expand(-1, local[1].shape[1], -1)
+        text = "heads of q, k: rank 0 has 4, 2, rank 1 has 4, 1"
+        refuses(lambda: bound.calc_sparse_attn(*local, lists), CommError, text)
 
 
 @over(2, 4)

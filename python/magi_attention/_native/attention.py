@@ -31,6 +31,7 @@ DTYPE_CODES = {
     torch.int64: 5,
 }  # fmt: skip
 CPU_DEVICE = -1
+LATENT_DIMS = 576, 512  # of keys and values, for kernels of a GPU
 
 # A magi_tensor: struct_size, data, dtype, device, rank, shape[4], stride[4].
 TENSOR = struct.Struct("@NPiii4q4q")
@@ -146,7 +147,7 @@ def is_latent(q, v) -> bool:
     """Whether keys are latents on a GPU, whose first columns are the values: dk has the gradient of
     both.
     """
-    return q.is_cuda and (q.shape[2], v.shape[2]) == (576, 512)
+    return q.is_cuda and (q.shape[2], v.shape[2]) == LATENT_DIMS
 
 
 class Call:

@@ -136,7 +136,8 @@ class RankAttention:
         """Returns what ranks compare of a call, which they do if it is new. more: what else."""
         operation = None if sink is None else comm.dsink_all_reduce_op()
         num_sinks = None if sink is None else sink.shape[-2]
-        kind = (q.dtype, q.device.type, options, num_sinks, operation, *more.values())
+        heads = q.shape[1:], v.shape[1:]
+        kind = (q.dtype, q.device.type, heads, options, num_sinks, operation, *more.values())
         given = self._agreed.get(kind)
         if given is None:
             given = self._named | _description(q, v, sink, options) | more

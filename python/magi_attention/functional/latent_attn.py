@@ -91,10 +91,7 @@ class LatentAttention:
         latent, rope = rows.split((shape.latent, shape.rope), 1)
         calls = self.calls(q.shape[0])
         for first, last in shape.groups():
-            heads, of_weight = (
-                slice(first * ratio, last * ratio),
-                slice(first * width, last * width),
-            )
+            heads, of_weight = (slice(first * n, last * n) for n in (ratio, width))
             expanded = expand(latent, rope, weight[of_weight], last - first, shape)
             qkv = check_qkv(q[:, heads], *expanded, self.attention.local_shape.backend)
             yield heads, of_weight, qkv, calls.find(*qkv, None, options)

@@ -309,9 +309,14 @@ def _with_sizes(chosen: Chosen, needed: NeededKeys) -> Chosen:
 
 
 def _check_shapes(qkv: tuple[torch.Tensor, ...], local_shape: LocalShape) -> None:
-    """ValueError unless the tensors are those of the plan's rank, with or without its padding."""
+    """ValueError unless the tensors are those of the plan's rank, with or without its padding.
+    Latents, rows of one kv head that hold their values, have head dims of their own.
+    """
     _, rows, num_valid, heads_q, heads_kv, dim, dim_v, _ = local_shape
-    found = qkv[0].shape[0]
+    q, k, v = qkv
+    if k.shape[1] == 1 and has_values_of(k, v):
+        heads_kv, dim, dim_v = 1, k.shape[2], v.shape[2]
+    found = q.shape[0]
     if found not in (rows, num_valid):
         allowed = f"{rows}" if rows == num_valid else f"{rows}, or {num_valid} without padding"
         raise ValueError(f"q has {found} rows; allowed: {allowed}, the plan's of this rank")

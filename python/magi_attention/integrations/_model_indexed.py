@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from magi_attention._native.attention import LATENT_DIMS
 from magi_attention.integrations._bound import of_autocast
 from magi_attention.integrations._model_calls import rows_of_batch
 from magi_attention.masks import Mask
@@ -23,7 +24,9 @@ from magi_attention.plan import BoundPlan
 _TAKEN = {"hidden_states", "position_embeddings", "attention_mask", "position_ids", "cache"}
 _CALLED = {"update_indexer", "masked_fill", "topk"}
 _STRIP_SCORES = 1 << 26  # computed at once, by an indexer for all its heads
-_LISTED_DIM = 128  # the largest head dim for which kernels on a GPU take lists of keys
+# Head dims, beside those of latents, and the compute capability's major number of a GPU whose
+# kernels take lists of keys.
+_LISTED_DIMS, _LISTING = range(8, 129, 8), 9
 
 
 class _Choice(NamedTuple):
@@ -141,26 +144,42 @@ def attend_to_chosen(
     bound: BoundPlan, qkv: tuple[torch.Tensor, ...], chosen: torch.Tensor,
     sink: torch.Tensor | None, scaling: float | None, softcap: float,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention of this rank's rows to the keys that `choose` returns, [rows, heads, dim] each;
-    sink [1, heads].
+    """Attention of this rank's rows to the keys that `choose` returns, [rows, heads, dim] each, or
+    k and v latents for which takes_lists; sink [1, heads].
     """
     q, k, v = qkv = of_autocast(qkv)
     chosen = rows_of_batch(chosen)
-    if _are_for_lists(q):
+    if takes_lists(bound, q, (q.shape[2], v.shape[2])):
         lists = chosen.unsqueeze(1).expand(-1, k.shape[1], -1)
         out, meta = bound.calc_sparse_attn(q, k, v, lists, softmax_scale=scaling, softcap=softcap)
         lse = meta.lse
     else:
         out, lse = _attend_by_scores(bound, qkv, chosen, (scaling or q.shape[2] ** -0.5, softcap))
+    return with_sink(out, lse, sink)
+
+
+def with_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
+    """out of attention that knew no sink, [1, heads] or None: a sink takes its share of the sum of
+    exponentials, whose logarithm lse is.
+    """
     if sink is None:
         return out
-    # A sink takes its share of the sum of exponentials, whose logarithm lse is.
     return (out * torch.sigmoid(lse - sink).unsqueeze(-1)).to(out.dtype)
 
 
-def _are_for_lists(q: torch.Tensor) -> bool:
-    """Whether kernels attend to lists of keys with queries of this kind."""
-    return not q.is_cuda or (q.itemsize == 2 and q.shape[2] <= _LISTED_DIM)
+def takes_lists(bound: BoundPlan, x: torch.Tensor, dims: tuple[int, int]) -> bool:
+    """Whether kernels attend to lists of keys with head dims (of q and k, of v), in the type and on
+    the device of x.
+    """
+    if bound.attention.local_shape.backend is not None:
+        return False
+    if not x.is_cuda:
+        return True
+    if torch.cuda.get_device_capability(x.device)[0] != _LISTING:
+        return False
+    if dims == LATENT_DIMS:
+        return x.dtype == torch.bfloat16
+    return x.itemsize == 2 and all(dim in _LISTED_DIMS for dim in dims)
 
 
 def _attend_by_scores(

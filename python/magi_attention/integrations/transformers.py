@@ -264,7 +264,7 @@ def _attend(
             "sequences packed one after the other"
         )
     if key.shape[3] != dim:  # of a layer that hands on latents
-        out = attend_to_latents(module, plan, qkv, scaling, softcap)
+        out = attend_to_latents(module, plan, qkv, chosen, options)
     elif chosen is None:
         out, _ = calc(plan, (q, k, v), sink, scaling, softcap)
     else:
