@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from magi_attention._group_holders import is_destroyed
+from magi_attention._native.attention import DTYPE_CODES
 from magi_attention._native.handles import MaskHandle, PlanHandle, default_plan_config
 from magi_attention._native.moved_rows import as_given, as_moved, as_rows
 from magi_attention._native.tensors import as_plain, refuse_transforms
@@ -94,23 +95,31 @@ class NeededRows:
         return _Gather.apply(self, call, rows, *tensors)
 
     def fetched(self, tensors: tuple[torch.Tensor, ...], call: int) -> tuple[torch.Tensor, ...]:
-        """gather without gradients."""
+        """gather without gradients; tensors of one type lie beside each other, as columns."""
         if not self.moves_rows:
             return tensors
         moved = [as_moved(x) for x in tensors]
-        found = [x.new_empty((self.num_received, x.shape[1])) for x in moved]
-        self._exchange(CAST, moved, found, call)
-        pairs = zip(found, tensors)
-        return tuple(torch.cat((x, as_given(y, x, self.num_received))) for y, x in pairs)
+        own, widths = moved[0].shape[0], [x.shape[1] for x in moved]
+        # What is sent and what comes lie as they travel, tensor beside tensor: nothing is packed.
+        whole = moved[0].new_empty((own + self.num_received, sum(widths)))
+        torch.cat(moved, 1, out=whole[:own])
+        columns = whole.split(widths, 1)
+        self._exchange(CAST, [x[:own] for x in columns], [x[own:] for x in columns], call)
+        given = (as_given(y, x, whole.shape[0]) for y, x in zip(columns, tensors))
+        # No views: autograd would refuse to change those of a function in place.
+        return tuple(y.new_empty(0).set_(y) for y in given)
 
     def returned(self, gradients: tuple[torch.Tensor, ...], call: int) -> tuple[torch.Tensor, ...]:
-        """The gradients of own rows, float32 or wider, from those of fetched rows."""
+        """The gradients of own rows from those of fetched rows, summed in float32 or wider and
+        rounded once, to the type that is given.
+        """
         totals, parts = [], []
         for gradient in gradients:
             own = gradient.shape[0] - self.num_received
-            wide = torch.promote_types(gradient.dtype, torch.float32)
-            totals.append(gradient[:own].to(wide, copy=True).contiguous())
-            parts.append(as_rows(gradient[own:].to(wide)))
+            if gradient.dtype not in DTYPE_CODES:
+                gradient = gradient.float()
+            totals.append(gradient[:own].clone(memory_format=torch.contiguous_format))
+            parts.append(as_rows(gradient[own:]))
         if self.moves_rows:
             self._exchange(SUM, parts, [as_rows(total) for total in totals], call)
         return tuple(totals)
