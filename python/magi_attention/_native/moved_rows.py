@@ -33,3 +33,8 @@ def as_given(moved: torch.Tensor, x: torch.Tensor, rows: int) -> torch.Tensor:
         return moved.view(shape)
     num_bytes = x.shape[1:].numel() * x.itemsize
     return moved.view(torch.uint8)[:, :num_bytes].contiguous().view(x.dtype).view(shape)
+
+
+def as_no_view(x: torch.Tensor) -> torch.Tensor:
+    """x in its memory. Autograd refuses to change in place the views that its functions return."""
+    return x.new_empty(0).set_(x)

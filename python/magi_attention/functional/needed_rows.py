@@ -15,7 +15,7 @@ import torch
 from magi_attention._group_holders import is_destroyed
 from magi_attention._native.attention import DTYPE_CODES
 from magi_attention._native.handles import MaskHandle, PlanHandle, default_plan_config
-from magi_attention._native.moved_rows import as_given, as_moved, as_rows
+from magi_attention._native.moved_rows import as_given, as_moved, as_no_view, as_rows
 from magi_attention._native.tensors import as_plain, refuse_transforms
 from magi_attention._native.vtable import CAST, SUM
 from magi_attention.comm.first_call import Backwards
@@ -105,9 +105,8 @@ class NeededRows:
         torch.cat(moved, 1, out=whole[:own])
         columns = whole.split(widths, 1)
         self._exchange(CAST, [x[:own] for x in columns], [x[own:] for x in columns], call)
-        given = (as_given(y, x, whole.shape[0]) for y, x in zip(columns, tensors))
-        # No views: autograd would refuse to change those of a function in place.
-        return tuple(y.new_empty(0).set_(y) for y in given)
+        pairs = zip(columns, tensors)
+        return tuple(as_no_view(as_given(y, x, whole.shape[0])) for y, x in pairs)
 
     def returned(self, gradients: tuple[torch.Tensor, ...], call: int) -> tuple[torch.Tensor, ...]:
         """The gradients of own rows from those of fetched rows, summed in float32 or wider and
