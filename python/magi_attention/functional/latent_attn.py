@@ -17,7 +17,7 @@ from magi_attention._native.tensors import as_plain, refuse_transforms
 from magi_attention.common._arguments import check_int, check_kind
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional._calls import CallCache, calls_of
-from magi_attention.functional._checks import check_params, check_qkv, check_shape
+from magi_attention.functional._checks import check_params, check_qkv, check_results, check_shape
 from magi_attention.functional._kept import kept
 from magi_attention.functional._operators import NAMESPACE, define
 from magi_attention.functional._rank_attention import RankAttention
@@ -89,12 +89,10 @@ class LatentAttention:
         """
         ratio, width = q.shape[1] // shape.heads, shape.nope + shape.value
         latent, rope = rows.split((shape.latent, shape.rope), 1)
-        calls = self.calls(q.shape[0])
+        calls, options = self.calls(q.shape[0]), options._replace(whole_heads=q.shape[1])
         for first, last in shape.groups():
-            heads, of_weight = (
-                slice(first * ratio, last * ratio),
-                slice(first * width, last * width),
-            )
+            heads = slice(first * ratio, last * ratio)
+            of_weight = slice(first * width, last * width)
             expanded = expand(latent, rope, weight[of_weight], last - first, shape)
             qkv = check_qkv(q[:, heads], *expanded, self.attention.local_shape.backend)
             yield heads, of_weight, qkv, calls.find(*qkv, None, options)
@@ -104,21 +102,22 @@ class LatentAttention:
         out = q.new_empty((*q.shape[:2], shape.value))
         lse = q.new_empty(q.shape[:2], dtype=accumulator_dtype(q.dtype))
         for heads, _, qkv, call in self.groups(q, rows, weight, shape, options):
-            out[:, heads], lse[:, heads], _ = call.forward(*qkv, None)
+            call.forward(*qkv, None, (out[:, heads], lse[:, heads], None))
         return out, lse
 
     def backward(self, dout, dlse, saved: tuple, shape: LatentShape, options: Options):
         """The gradients of q, of the needed rows, float32 or wider, and of the weight."""
         q, rows, weight, out, lse = saved
-        dq, dweight, latent = torch.empty_like(q), torch.empty_like(weight), rows[:, : shape.latent]
+        given = check_results(q, out, dout=dout, dlse=dlse, out=out, lse=lse)
+        dq, dweight, latent = q.new_empty(q.shape), torch.empty_like(weight), rows[:, : shape.latent]
         wide = torch.promote_types(rows.dtype, torch.float32)
         drows = torch.zeros_like(rows, dtype=wide)
         dlatent, drope = drows.split((shape.latent, shape.rope), 1)
         for heads, of_weight, qkv, call in self.groups(q, rows, weight, shape, options):
-            given = None if dlse is None else dlse[:, heads].contiguous()
-            results = out[:, heads].contiguous(), lse[:, heads].contiguous()
-            gradients = call.backward(dout[:, heads].contiguous(), given, *qkv, *results, None)
-            dq[:, heads], dk, dv, _ = gradients
+            dout, dlse, *results = (None if x is None else x[:, heads] for x in given)
+            dk, dv = (x.new_empty(x.shape) for x in qkv[1:])
+            gradients = dq[:, heads], dk, dv, None
+            call.backward(dout, dlse, *qkv, *results, None, gradients)
             of_projection = torch.cat((dk[..., : shape.nope], dv), 2).flatten(1)
             dlatent += of_projection @ weight[of_weight]
             drope += dk[..., shape.nope :].sum(1, dtype=wide)
