@@ -88,10 +88,10 @@ def _in_words(kind) -> str:
     return f"shape {list(kind[0])}, {kind[1]} on {kind[2]}"
 
 
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor that torch makes, in elements."""
+def _row_major(shape: tuple[int, ...], heads: int = 0) -> tuple[int, ...]:
+    """Strides of a tensor that torch makes, in elements; heads: all, where it has some of them."""
     strides = [1]
-    for size in reversed(shape[1:]):
+    for size in reversed((heads or shape[1], *shape[2:]) if shape[1:] else ()):
         strides.append(strides[-1] * max(size, 1))
     return tuple(reversed(strides))
 
@@ -177,7 +177,7 @@ class Call:
         # Of what a backward is given.
         self._kinds = [_kind(t) for t in (q, k, v)] + [None if sink is None else _kind(sink)]
         for shape, dtype in ((self._out_shape, q.dtype), (self._lse_shape, self._wide)):
-            self._kinds.append((shape, dtype, q.device, self._strides(shape)))
+            self._kinds.append((shape, dtype, q.device, _row_major(shape, options.whole_heads)))
         self._prepared = self._backward = self._prepare(q, k, v, sink, options, runner.handle)
         self._fits = self._prepared.fits
         if runner.backward_handle:
@@ -196,7 +196,7 @@ class Call:
         for slot, kind in enumerate(made, start=4):
             if kind is not None:
                 shape, dtype = kind
-                strides = self._strides(shape) if slot in _OF_QUERIES else _row_major(shape)
+                strides = _row_major(shape, options.whole_heads * (slot in _OF_QUERIES))
                 _pack(buffer, slot * TENSOR.size, 0, dtype, self._device, shape, strides)
         return PreparedCall(
             bytes(buffer), options.scale, options.softcap, options.sink_layout, options.sm_margin,
@@ -204,10 +204,6 @@ class Call:
             self._runner.forward, self._runner.backward, handle,
             0 if self._runner.backend is None else ctypes.addressof(self._runner.backend),
         )  # fmt: skip
-
-    def _strides(self, shape):
-        """Of a tensor with the heads of q."""
-        return _row_major((shape[0], self._options.whole_heads or shape[1], *shape[2:]))
 
     def _results(self, q):
         out = _empty_like(q) if self._is_like_q else q.new_empty(self._out_shape)
@@ -245,8 +241,8 @@ class Call:
 
     def backward(self, dout, dlse, q, k, v, out, lse, sink, gradients=None):
         """dq, dk, dv (None where is_latent) and dsink (None without a sink); dout and dlse are
-        contiguous but for whole_heads, dlse may be None. Errors as forward, and ValueError for others than forward had:
-        hooks of saved tensors may give back anything.
+        contiguous but for whole_heads, dlse may be None. Errors as forward, and ValueError for
+        others than forward had: hooks of saved tensors may give back anything.
         """
         # What tells the forms of tensors does not tell of those that are negated lazily.
         is_negated = q.is_neg() or k.is_neg() or v.is_neg() or out.is_neg() or lse.is_neg()

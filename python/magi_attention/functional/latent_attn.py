@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -20,7 +21,7 @@ from magi_attention.functional._calls import CallCache, calls_of
 from magi_attention.functional._checks import check_params, check_qkv, check_results, check_shape
 from magi_attention.functional._kept import kept
 from magi_attention.functional._operators import NAMESPACE, define
-from magi_attention.functional._rank_attention import RankAttention
+from magi_attention.functional._rank_attention import RankAttention, check_rows
 from magi_attention.functional._slices import runner_under
 from magi_attention.functional.latent_price import LatentPrice
 from magi_attention.functional.needed_rows import NeededRows
@@ -65,16 +66,11 @@ class LatentAttention:
         _by_number[self.number] = self
         self.needed, self.attention = needed, attention
         self._calls: dict[int, CallCache] = {}
-        self._price, self._modes = price, {}
+        self._mode_of = cache(lambda *sizes: price(*sizes).mode)
 
     def mode(self, mode: str, latent: int, rope: int) -> str:
         """The mode, or what "auto" is for a latent and a rotated part of so many elements."""
-        if mode != "auto":
-            return mode
-        sizes = latent, rope
-        if sizes not in self._modes:
-            self._modes[sizes] = self._price(*sizes).mode
-        return self._modes[sizes]
+        return self._mode_of(latent, rope) if mode == "auto" else mode
 
     def calls(self, num_rows: int) -> CallCache:
         """The prepared calls of so many own rows: all of them, or those before the padding."""
@@ -109,7 +105,8 @@ class LatentAttention:
         """The gradients of q, of the needed rows, float32 or wider, and of the weight."""
         q, rows, weight, out, lse = saved
         given = check_results(q, out, dout=dout, dlse=dlse, out=out, lse=lse)
-        dq, dweight, latent = q.new_empty(q.shape), torch.empty_like(weight), rows[:, : shape.latent]
+        dq, dweight = q.new_empty(q.shape), torch.empty_like(weight)
+        latent = rows[:, : shape.latent]
         wide = torch.promote_types(rows.dtype, torch.float32)
         drows = torch.zeros_like(rows, dtype=wide)
         dlatent, drope = drows.split((shape.latent, shape.rope), 1)
@@ -242,11 +239,7 @@ def latent_shape(
             )
     q, latent, rope, weight = tensors
     _, rows, num_valid, heads_q, heads, dim, widest, _ = attention.local_shape
-    if q.shape[0] not in (rows, num_valid):
-        raise ValueError(
-            f"q has {q.shape[0]} rows; allowed: {rows}, the plan's of this rank, or {num_valid} "
-            "without padding"
-        )
+    check_rows("q", q.shape[0], rows, num_valid)
     check_shape("q", q, (q.shape[0], heads_q, dim))
     check_shape("latent", latent, (q.shape[0], latent.shape[1]))
     check_shape("k_rope", rope, (q.shape[0], rope.shape[1]))

@@ -21,6 +21,7 @@ from magi_attention._native.vtable import CAST, SUM
 from magi_attention.comm.first_call import Backwards
 from magi_attention.common._arguments import check_kind
 from magi_attention.common._derivatives import refuse_second_derivative
+from magi_attention.functional._rank_attention import check_rows
 from magi_attention.rows import Rows
 
 _NO_BOUND = -1  # on exchange memory
@@ -109,17 +110,12 @@ class NeededRows:
         return tuple(as_no_view(as_given(y, x, whole.shape[0])) for y, x in pairs)
 
     def returned(self, gradients: tuple[torch.Tensor, ...], call: int) -> tuple[torch.Tensor, ...]:
-        """The gradients of own rows from those of fetched rows, summed in float32 or wider and
-        rounded once, to the type that is given.
-        """
-        totals, parts = [], []
-        for gradient in gradients:
-            own = gradient.shape[0] - self.num_received
-            if gradient.dtype not in DTYPE_CODES:
-                gradient = gradient.float()
-            totals.append(gradient[:own].clone(memory_format=torch.contiguous_format))
-            parts.append(as_rows(gradient[own:]))
+        """The gradients of own rows from those of fetched rows, of whose type they are."""
+        whole = [x if x.dtype in DTYPE_CODES else x.float() for x in gradients]
+        own = whole[0].shape[0] - self.num_received
+        totals = [x[:own].clone(memory_format=torch.contiguous_format) for x in whole]
         if self.moves_rows:
+            parts = [as_rows(x[own:]) for x in whole]
             self._exchange(SUM, parts, [as_rows(total) for total in totals], call)
         return tuple(totals)
 
@@ -130,11 +126,7 @@ class NeededRows:
             check_kind("x", x, torch.Tensor, "a torch.Tensor")
             refuse_transforms()
             x = as_plain("x", x)
-            if x.dim() == 0 or x.shape[0] not in (rows.count, rows.num_valid):
-                raise ValueError(
-                    f"x has shape {list(x.shape)}; allowed: [{rows.count}, ...], this rank's rows, "
-                    f"or {rows.num_valid} without padding"
-                )
+            check_rows("x", x.shape[0] if x.dim() else "no", rows.count, rows.num_valid)
         if self.moves_rows:
             rows.begin("gather_needed", x)
         return self.gather((x,), digest)[0]
@@ -192,13 +184,9 @@ class _Gather(torch.autograd.Function):
         with ctx.needed.backward("a gather of needed rows"):
             given = [dx for dx in gradients if dx.is_floating_point()]
             if ctx.rows is not None:
-                given = [_spread(dx, ctx.rows, ctx.num_rows) for dx in given]
+                # The gradients of rows that were left out are 0.
+                wide = [dx.new_zeros((ctx.num_rows, *dx.shape[1:])) for dx in given]
+                given = [x.index_copy_(0, ctx.rows, dx) for x, dx in zip(wide, given)]
             sums = iter(ctx.needed.returned(tuple(given), ctx.call))
         back = (next(sums).to(dx.dtype) if dx.is_floating_point() else None for dx in gradients)
         return None, None, None, *back
-
-
-def _spread(gradient: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """The gradient of num_rows rows from that of `rows`; it is 0 elsewhere."""
-    whole = gradient.new_zeros((num_rows, *gradient.shape[1:]))
-    return whole.index_copy_(0, rows, gradient)

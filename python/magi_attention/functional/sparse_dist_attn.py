@@ -20,9 +20,9 @@ from magi_attention.common._lru import LruCache
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env.general import is_sanity_check_enable
 from magi_attention.functional._calls import telling
-from magi_attention.functional._checks import check_params, check_qkv, check_shape
+from magi_attention.functional._checks import check_params, check_qkv
 from magi_attention.functional._operators import MAX_BLOCK, check_lists
-from magi_attention.functional._rank_attention import LocalShape, RankAttention
+from magi_attention.functional._rank_attention import RankAttention, check_rows, check_shapes
 from magi_attention.functional._sparse import (
     SparseForwardMeta,
     attend_to_lists,
@@ -190,7 +190,8 @@ def attend_to_chosen_keys(
         is_late = callable(chosen.entries)
         q, k, v = check_qkv(*qkv, under_lists=chosen.is_of_rows)
         check_own_backend(attention.local_shape.backend)
-        _check_shapes((q, k, v), attention.local_shape)
+        check_rows("q", len(q), attention.local_shape.rows, attention.local_shape.num_valid)
+        check_shapes((q, k, v), len(q), attention.local_shape)
         scale, softcap = check_params(*numbers, q.dtype)
         chosen = _with_sizes(chosen, needed)
         blocks = needed.blocks(
@@ -331,18 +332,6 @@ def _with_sizes(chosen: Chosen, needed: NeededKeys) -> Chosen:
                 "chunk_size, so that blocks of own rows are blocks of the sequence"
             )
     return chosen._replace(k_size=min(chosen.k_size, needed.total))
-
-
-def _check_shapes(qkv: tuple[torch.Tensor, ...], local_shape: LocalShape) -> None:
-    """ValueError unless the tensors are those of the plan's rank, with or without its padding."""
-    _, rows, num_valid, heads_q, heads_kv, dim, dim_v, _ = local_shape
-    found = qkv[0].shape[0]
-    if found not in (rows, num_valid):
-        allowed = f"{rows}" if rows == num_valid else f"{rows}, or {num_valid} without padding"
-        raise ValueError(f"q has {found} rows; allowed: {allowed}, the plan's of this rank")
-    wanted = (found, heads_q, dim), (found, heads_kv, dim), (found, heads_kv, dim_v)
-    for name, tensor, shape in zip("qkv", qkv, wanted):
-        check_shape(name, tensor, shape)
 
 
 def _local(chosen: Chosen, q: torch.Tensor, heads_kv: int, total: int, blocks: KeyBlocks) -> _Found:
