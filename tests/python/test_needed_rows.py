@@ -71,17 +71,15 @@ def test_rows_and_their_gradients(group, name: str):
 def test_gradients_travel_in_their_type(group):
     """Half of the bytes of float32, for its sums, rounded once."""
     bound = bound_of(group, "causal")
-    x = bound.dispatch(torch.ones(ROWS, 8))
     weight = torch.randn(len(bound.needed_position_ids), 8).bfloat16()
     sent, found = [], []
     for dtype in (torch.bfloat16, torch.float32):
-        local = x.to(dtype).requires_grad_()
+        local = bound.dispatch(torch.ones(ROWS, 8, dtype=dtype)).requires_grad_()
         before = sum(bound.communicator.counters()["bytes_to_peer"])
         (bound.gather_needed(local) * weight.to(dtype)).sum().backward()
         sent.append(sum(bound.communicator.counters()["bytes_to_peer"]) - before)
         found.append(local.grad)
-    assert 2 * sent[0] == sent[1] > 0
-    assert torch.equal(found[0], found[1].bfloat16())
+    assert 2 * sent[0] == sent[1] > 0 and torch.equal(found[0], found[1].bfloat16())
 
 
 @over(2)

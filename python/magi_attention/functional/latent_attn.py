@@ -8,12 +8,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
 from magi_attention._native.attention import Options, accumulator_dtype
+from magi_attention._native.moved_rows import joined
 from magi_attention._native.tensors import as_plain, refuse_transforms
 from magi_attention.common._arguments import check_int, check_kind
 from magi_attention.common.forward_meta import AttnForwardMeta
@@ -115,7 +116,7 @@ class LatentAttention:
             dk, dv = (x.new_empty(x.shape) for x in qkv[1:])
             gradients = dq[:, heads], dk, dv, None
             call.backward(dout, dlse, *qkv, *results, None, gradients)
-            of_projection = torch.cat((dk[..., : shape.nope], dv), 2).flatten(1)
+            of_projection = joined(dk[..., : shape.nope], dv).flatten(1)
             dlatent += of_projection @ weight[of_weight]
             drope += dk[..., shape.nope :].sum(1, dtype=wide)
             torch.mm(of_projection.T, latent, out=dweight[of_weight])
@@ -126,7 +127,8 @@ def expand(latent, rope, weight, heads: int, shape: LatentShape):
     """k and v [rows, heads, ...] of rows whose weight has so many heads."""
     both = (latent @ weight.T).view(latent.shape[0], heads, shape.nope + shape.value)
     nope, v = both.split((shape.nope, shape.value), 2)
-    k = torch.cat((nope, rope.unsqueeze(1).expand(-1, heads, -1)), 2)
+    parts = nope, rope.unsqueeze(1).expand(-1, heads, -1)
+    k = torch.cat(parts, 2) if torch.is_grad_enabled() else joined(*parts)
     return k, v if shape.nope * v.itemsize % _ALIGNMENT == 0 else v.contiguous()
 
 
@@ -177,15 +179,9 @@ class _Latents(torch.autograd.Function):
         return dq, down.to(dq.dtype), dweight, None, None, None, None
 
 
-class HasLatents(Protocol):
-    """The type that attend_to_latents takes: a bound plan."""
-
-    latents: LatentAttention
-    calc_attn: Callable
-
-
 def attend_to_latents(
-    bound: HasLatents,
+    latents: LatentAttention,
+    calc_attn: Callable,
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     numbers: tuple[float | None, float],
     mode: str,
@@ -194,7 +190,6 @@ def attend_to_latents(
     """tensors: q, latent, k_rope, up_projection; numbers: softmax_scale, softcap. See
     BoundPlan.calc_latent_attn.
     """
-    latents = bound.latents
     attention = latents.attention
     try:
         if mode not in MODES:
@@ -210,7 +205,7 @@ def attend_to_latents(
             k, v = expand(latent, rope, weight, shape.heads, shape)
             # Narrower than the plan's: zeros change nothing.
             v = pad(v, (0, attention.local_shape.head_dim_v - shape.value))
-            out, meta = bound.calc_attn(q, k, v, None, *numbers)
+            out, meta = calc_attn(q, k, v, None, *numbers)
             return out[..., : shape.value], meta
         options = Options(scale, softcap, is_fast_backward=attention.is_fast_backward)
         rows = torch.cat((latent, rope), 1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
 from magi_attention._native.attention import Options, is_latent
 from magi_attention._native.handles import PlanHandle
-from magi_attention._native.moved_rows import as_no_view
+from magi_attention._native.moved_rows import as_no_view, in_words
 from magi_attention.common._arguments import as_bool, check_int
 from magi_attention.common._block_ranges import Blocks, error_word_of_lists
 from magi_attention.common._derivatives import refuse_second_derivative
@@ -168,15 +168,9 @@ def _blocks_of(here: torch.Tensor, size: int, total: int, in_order: bool) -> Key
     return KeyBlocks(places, ids, None, whole.shape[0] == num_blocks)
 
 
-class HasKeys(Protocol):
-    """The type that attend_to_chosen_keys takes: a bound plan."""
-
-    needed_keys: NeededKeys
-    attention: RankAttention
-
-
 def attend_to_chosen_keys(
-    bound: HasKeys,
+    needed: NeededKeys,
+    attention: RankAttention,
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     given: tuple,
     numbers: tuple[float | None, float],
@@ -184,7 +178,6 @@ def attend_to_chosen_keys(
     """given: the arguments of chosen_of, by rows of the sequence; numbers: softmax_scale and
     softcap. See BoundPlan.calc_sparse_attn.
     """
-    needed, attention = bound.needed_keys, bound.attention
     try:
         chosen = chosen_of(*given)
         is_late = callable(chosen.entries)
@@ -251,12 +244,9 @@ class _Spoiled(torch.autograd.Function):
 
 
 def _filled(x: torch.Tensor, is_missing: torch.Tensor, value: float) -> torch.Tensor:
-    """Fills as many elements at a time as fit into 8 bytes: by single ones a GPU takes longer."""
-    x = x.contiguous()
-    fits = (x.shape[2] | x.storage_offset()) * x.itemsize % 8 == 0
-    wide = torch.int64 if fits else x.dtype
-    filler = torch.full((8,), value, dtype=x.dtype, device="cpu").view(wide)[0].item()
-    return x.view(wide).masked_fill(is_missing.unsqueeze(-1), filler).view(x.dtype)
+    (words,) = in_words(x.contiguous())
+    filler = torch.full((8,), value, dtype=x.dtype, device="cpu").view(words.dtype)[0].item()
+    return words.masked_fill(is_missing.unsqueeze(-1), filler).view(x.dtype)
 
 
 def _attend_to_blocks(
@@ -310,9 +300,7 @@ def _gather_beside(needed: NeededKeys, kv: tuple, call: int, rows, choose: Calla
     return found, local
 
 
-@lru_cache
-def _beside(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1)
+_beside = lru_cache(partial(torch.cuda.Stream, priority=-1))  # by device
 
 
 def _with_sizes(chosen: Chosen, needed: NeededKeys) -> Chosen:
