@@ -18,7 +18,7 @@ from magi_attention._native.moved_rows import joined
 from magi_attention._native.tensors import as_plain, refuse_transforms
 from magi_attention.common._arguments import check_int, check_kind
 from magi_attention.common.forward_meta import AttnForwardMeta
-from magi_attention.functional._calls import CallCache, calls_of
+from magi_attention.functional._calls import calls_of
 from magi_attention.functional._checks import check_params, check_qkv, check_results, check_shape
 from magi_attention.functional._kept import kept
 from magi_attention.functional._operators import NAMESPACE, define
@@ -66,19 +66,14 @@ class LatentAttention:
         self.number = LatentAttention._last_number
         _by_number[self.number] = self
         self.needed, self.attention = needed, attention
-        self._calls: dict[int, CallCache] = {}
+        backend = attention.local_shape.backend
+        # The prepared calls of so many own rows: all of them, or those before the padding.
+        self._calls_of = cache(lambda rows: calls_of(runner_under(needed.mask(rows), backend)))
         self._mode_of = cache(lambda *sizes: price(*sizes).mode)
 
     def mode(self, mode: str, latent: int, rope: int) -> str:
         """The mode, or what "auto" is for a latent and a rotated part of so many elements."""
         return self._mode_of(latent, rope) if mode == "auto" else mode
-
-    def calls(self, num_rows: int) -> CallCache:
-        """The prepared calls of so many own rows: all of them, or those before the padding."""
-        if num_rows not in self._calls:
-            runner = runner_under(self.needed.mask(num_rows), self.attention.local_shape.backend)
-            self._calls[num_rows] = calls_of(runner)
-        return self._calls[num_rows]
 
     def groups(self, q, rows, weight, shape: LatentShape, options: Options):
         """Yields for each group of heads: its query heads and rows of weight, as slices, its q, k
@@ -86,7 +81,7 @@ class LatentAttention:
         """
         ratio, width = q.shape[1] // shape.heads, shape.nope + shape.value
         latent, rope = rows.split((shape.latent, shape.rope), 1)
-        calls, options = self.calls(q.shape[0]), options._replace(whole_heads=q.shape[1])
+        calls, options = self._calls_of(q.shape[0]), options._replace(whole_heads=q.shape[1])
         for first, last in shape.groups():
             heads = slice(first * ratio, last * ratio)
             of_weight = slice(first * width, last * width)

@@ -52,18 +52,13 @@ class NeededRows:
         received = torch.empty(sum(t[-1] for t in mine), dtype=torch.int64, device="cpu")
         for src, _, row, _, _, at, count in mine:
             received[at : at + count] = rows.ids_of(src)[row : row + count]
-        self.received_ids = received
+        self.received_ids, self.num_received = received, received.shape[0]  # in each call
         of_rank = text["ranks"][rank]
         self._slices = [
             (attend[1] == _OTHERS, *piece)
             for attend in of_rank["attends"]
             for piece in of_rank["slices"][attend[4] : attend[5]]
         ]
-
-    @property
-    def num_received(self) -> int:
-        """Rows that come from other ranks in each call."""
-        return self.received_ids.shape[0]
 
     def ids(self, num_rows: int) -> torch.Tensor:
         """int64 [num_rows + num_received]: the row of the sequence of each row that gather returns
