@@ -485,8 +485,8 @@ class BoundPlan:
         k[..., :dim_v], have any dims); NotImplementedError for another backend.
         """
         sizes = q_block_size, sparse_k_block_size
-        given = index_sparse_indices, block_mask, sizes, is_causal
-        return attend_to_chosen_keys(self, (q, k, v), given, (softmax_scale, softcap))
+        given = (index_sparse_indices, block_mask, sizes, is_causal), (softmax_scale, softcap)
+        return attend_to_chosen_keys(self.needed_keys, self.attention, (q, k, v), *given)
 
     @cached_property
     def latents(self) -> LatentAttention:
@@ -524,8 +524,8 @@ class BoundPlan:
         argument that does not fit the plan, whose head_dim is that of q and whose head_dim_v is not
         below that of v.
         """
-        tensors, numbers = (q, latent, k_rope, up_projection), (softmax_scale, softcap)
-        return attend_to_latents(self, tensors, numbers, mode, heads_at_once)
+        given = (q, latent, k_rope, up_projection), (softmax_scale, softcap), mode, heads_at_once
+        return attend_to_latents(self.latents, self.calc_attn, *given)
 
     def dispatch(self, x: torch.Tensor, pad_value: float = 0.0, seq_dim: int = 0) -> torch.Tensor:
         """x, the same on every rank, with total_seqlen rows along seq_dim -> this rank's rows."""

@@ -67,6 +67,21 @@ def test_rows_and_their_gradients(group, name: str):
     assert torch.equal(back, total.view(-1, 1, 1).expand_as(x))
 
 
+@over(2, 4)
+def test_gradients_travel_in_their_type(group):
+    """Half of the bytes of float32, for its sums, rounded once."""
+    bound = bound_of(group, "causal")
+    weight = torch.randn(len(bound.needed_position_ids), 8).bfloat16()
+    sent, found = [], []
+    for dtype in (torch.bfloat16, torch.float32):
+        local = bound.dispatch(torch.ones(ROWS, 8, dtype=dtype)).requires_grad_()
+        before = sum(bound.communicator.counters()["bytes_to_peer"])
+        (bound.gather_needed(local) * weight.to(dtype)).sum().backward()
+        sent.append(sum(bound.communicator.counters()["bytes_to_peer"]) - before)
+        found.append(local.grad)
+    assert 2 * sent[0] == sent[1] > 0 and torch.equal(found[0], found[1].bfloat16())
+
+
 @over(2)
 def test_plans_that_move_anything(group):
     """What comes is the mask's, whatever the plan itself moves, types that the library does not
@@ -79,5 +94,6 @@ def test_plans_that_move_anything(group):
         for dtype in (torch.int32, torch.uint8, torch.bfloat16):
             found = bound.gather_needed(bound.dispatch(x.to(dtype))[:valid])
             assert torch.equal(found, x[bound.needed_keys.ids(valid)].to(dtype))
+    bound.gather_needed(bound.dispatch(x.double()).requires_grad_()).add_(1)  # is no view
     wrong = torch.zeros(bound.local_rows + 1, 2)
     refuses(lambda: bound.gather_needed(wrong), ValueError, "this rank's rows")

@@ -255,6 +255,13 @@ def test_blocks_that_did_not_come(group, rows: int = 250):
         if "block_mask" not in chosen:
             place = (2 * HEADS[1] + 1) * num_blocks + absent[-1]
         assert meta.error_word.tolist() == [1, place]
+    gradients = []
+    for seen in (visible, visible & (torch.arange(visible.shape[1]) != 2).view(-1, 1)):
+        leaves = [x.bfloat16().nan_to_num().requires_grad_() for x in (q, k, v)]
+        out, _ = bound.calc_sparse_attn(*leaves, block_mask=seen, **options)
+        out[:16].mul_(1)  # in place
+        gradients.append(torch.autograd.grad(out[:24, 2:], leaves, torch.ones_like(out[:24, 2:])))
+    assert all(torch.equal(x[:, 1:], y[:, 1:]) for x, y in zip(*gradients))
     os.environ["MAGI_ATTENTION_SANITY_CHECK"] = "1"
     call = partial(bound.calc_sparse_attn, q, k, v, block_mask=visible, **options)
     refuses(call, ValueError, "block_mask has 1 entries")

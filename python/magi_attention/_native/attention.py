@@ -36,6 +36,7 @@ LATENT_DIMS = 576, 512  # of keys and values, for kernels of a GPU
 # A magi_tensor: struct_size, data, dtype, device, rank, shape[4], stride[4].
 TENSOR = struct.Struct("@NPiii4q4q")
 _NUM_TENSORS = 13  # of a prepared call
+_OF_QUERIES = 4, 5, 7, 8, 9  # the places of out, lse, their gradients and dq
 _SAVED = ("q", "k", "v", "sink", "out", "lse")  # for the backward
 
 _empty_like = torch.empty_like
@@ -88,10 +89,10 @@ def _in_words(kind) -> str:
     return f"shape {list(kind[0])}, {kind[1]} on {kind[2]}"
 
 
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor that torch makes, in elements."""
+def _row_major(shape: tuple[int, ...], heads: int = 0) -> tuple[int, ...]:
+    """Strides of a tensor that torch makes, in elements; heads: all, where it has some of them."""
     strides = [1]
-    for size in reversed(shape[1:]):
+    for size in reversed((heads or shape[1], *shape[2:]) if shape[1:] else ()):
         strides.append(strides[-1] * max(size, 1))
     return tuple(reversed(strides))
 
@@ -132,7 +133,8 @@ class Runner(NamedTuple):
 class Options(NamedTuple):
     """softmax_scale 0: 1 / sqrt(head_dim); softcap 0: off; sink_layout 0: "sh", 1: "ssh";
     sm_margin: multiprocessors of a GPU that are left to others; is_fast_backward: dq of a GPU may
-    differ in its last bits from call to call.
+    differ in its last bits from call to call; whole_heads: out, lse, their gradients and dq are
+    given, as some of so many heads of tensors without gaps; 0: all of them.
     """
 
     scale: float = 0.0
@@ -141,6 +143,7 @@ class Options(NamedTuple):
     with_max_logits: bool = False
     sm_margin: int = 0
     is_fast_backward: bool = False
+    whole_heads: int = 0
 
 
 def is_latent(q, v) -> bool:
@@ -175,7 +178,7 @@ class Call:
         # Of what a backward is given.
         self._kinds = [_kind(t) for t in (q, k, v)] + [None if sink is None else _kind(sink)]
         for shape, dtype in ((self._out_shape, q.dtype), (self._lse_shape, self._wide)):
-            self._kinds.append((shape, dtype, q.device, _row_major(shape)))
+            self._kinds.append((shape, dtype, q.device, _row_major(shape, options.whole_heads)))
         self._prepared = self._backward = self._prepare(q, k, v, sink, options, runner.handle)
         self._fits = self._prepared.fits
         if runner.backward_handle:
@@ -194,7 +197,7 @@ class Call:
         for slot, kind in enumerate(made, start=4):
             if kind is not None:
                 shape, dtype = kind
-                strides = _row_major(shape)
+                strides = _row_major(shape, options.whole_heads * (slot in _OF_QUERIES))
                 _pack(buffer, slot * TENSOR.size, 0, dtype, self._device, shape, strides)
         return PreparedCall(
             bytes(buffer), options.scale, options.softcap, options.sink_layout, options.sm_margin,
@@ -221,11 +224,11 @@ class Call:
             return _empty_like(q), _empty_like(k), _empty_like(v), dsink
         return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
 
-    def forward(self, q, k, v, sink):
+    def forward(self, q, k, v, sink, results=None):
         """out, lse and max_logits (None unless asked for), enqueued on the current stream.
         ValueError for a tensor without memory, which the library would take for none.
         """
-        results = out, lse, max_logits = self._results(q)
+        results = out, lse, max_logits = results or self._results(q)
         stream = 0 if self._device < 0 else _raw_stream(self._device)
         status = self._prepared.forward(q, k, v, sink, out, lse, max_logits, stream)
         if status or ends:
@@ -237,10 +240,10 @@ class Call:
         if self._runner.backwards is not None:
             self._runner.backwards.refuse(error)
 
-    def backward(self, dout, dlse, q, k, v, out, lse, sink):
+    def backward(self, dout, dlse, q, k, v, out, lse, sink, gradients=None):
         """dq, dk, dv (None where is_latent) and dsink (None without a sink); dout and dlse are
-        contiguous, dlse may be None. Errors as forward, and ValueError for others than forward had:
-        hooks of saved tensors may give back anything.
+        contiguous but for whole_heads, dlse may be None. Errors as forward, and ValueError for
+        others than forward had: hooks of saved tensors may give back anything.
         """
         # What tells the forms of tensors does not tell of those that are negated lazily.
         is_negated = q.is_neg() or k.is_neg() or v.is_neg() or out.is_neg() or lse.is_neg()
@@ -255,7 +258,7 @@ class Call:
                 return other.backward(dout, dlse, *saved)
         if self._runner.backwards is not None:
             self._runner.backwards.begin()
-        gradients = dq, dk, dv, dsink = self._gradients(q, k, v, sink)
+        gradients = dq, dk, dv, dsink = gradients or self._gradients(q, k, v, sink)
         device, num_bytes = self._device, self._num_bytes
         stream, workspace = 0, None  # None: the module of calls takes it from torch
         if device >= 0:

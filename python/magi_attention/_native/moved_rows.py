@@ -33,3 +33,23 @@ def as_given(moved: torch.Tensor, x: torch.Tensor, rows: int) -> torch.Tensor:
         return moved.view(shape)
     num_bytes = x.shape[1:].numel() * x.itemsize
     return moved.view(torch.uint8)[:, :num_bytes].contiguous().view(x.dtype).view(shape)
+
+
+def as_no_view(x: torch.Tensor) -> torch.Tensor:
+    """x in its memory. Autograd refuses to change in place the views that its functions return."""
+    return x.new_empty(0).set_(x)
+
+
+def in_words(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Tensors of one type as int64, if all hold whole words along the last axis, else as they are:
+    for what copies, where an element takes a GPU as long whatever its size. Without gradients; last
+    axes have no gaps.
+    """
+    places = [n for x in tensors for n in (*x.stride()[:-1], x.shape[-1], x.storage_offset())]
+    are_words = all(n * tensors[0].itemsize % 8 == 0 for n in places)
+    return [x.view(torch.int64) if are_words else x for x in tensors]
+
+
+def joined(*tensors: torch.Tensor) -> torch.Tensor:
+    """torch.cat along the last axis, without gradients."""
+    return torch.cat(in_words(*tensors), -1).view(tensors[0].dtype)

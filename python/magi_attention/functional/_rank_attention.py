@@ -180,7 +180,8 @@ class RankAttention:
             except Exception as error:
                 self.refuse(error)
                 raise
-            return attend_padded((q, k, v), given_options, self.local_shape, self._attend_all)
+            given = (q, k, v), given_options, self.local_shape
+            return attend_padded(*given, lambda x, options: self.attend(*x, options))
         given_qkv = q, k, v
         try:
             q, k, v = check_local(q, k, v, self.local_shape, self.precision)
@@ -200,9 +201,6 @@ class RankAttention:
             self.calls[signature(*given_qkv), given_options] = call, agreed
         out, meta = run(q, k, v, sink, call, None if layout else self)
         return out.to(given_qkv[0].dtype), meta
-
-    def _attend_all(self, qkv: tuple, given_options: tuple) -> tuple[torch.Tensor, AttnForwardMeta]:
-        return self.attend(*qkv, given_options)
 
     def reduce_dsink(self, dsink: torch.Tensor) -> None:
         """Sums or averages a shared sink's gradient over ranks where the environment asks."""
@@ -289,7 +287,7 @@ def check_local(q, k, v, local_shape: LocalShape, precision: MagiAttentionPrecis
         dtype = precision.to_torch_dtype()
         named = zip("qkv", (q, k, v))
         q, k, v = (as_plain(n, t).to(dtype) if isinstance(t, torch.Tensor) else t for n, t in named)
-    rank, rows, num_valid, heads_q, heads_kv, dim, dim_v, backend = local_shape
+    rank, rows, num_valid, *_, backend = local_shape
     # Before they are compared with each other, which would name one that fits the plan.
     for name, tensor in zip("qkv", (q, k, v)):
         if isinstance(tensor, torch.Tensor) and tensor.ndim == 3 and tensor.shape[0] != rows:
@@ -300,10 +298,23 @@ def check_local(q, k, v, local_shape: LocalShape, precision: MagiAttentionPrecis
                 f"the plan's rows of rank {rank}{or_fewer}; try: bound.dispatch({name}), rows first"
             )
     q, k, v = check_qkv(q, k, v, backend)
-    wanted = ((rows, heads_q, dim), (rows, heads_kv, dim), (rows, heads_kv, dim_v))
-    for name, tensor, shape in zip("qkv", (q, k, v), wanted):
-        check_shape(name, tensor, shape)
+    check_shapes((q, k, v), rows, local_shape)
     return q, k, v
+
+
+def check_rows(name: str, found: int | str, rows: int, num_valid: int) -> None:
+    """ValueError unless these are the rows of a rank, with or without its padding."""
+    if found not in (rows, num_valid):
+        or_fewer = "" if num_valid == rows else f", or {num_valid} without padding"
+        raise ValueError(f"{name} has {found} rows; allowed: {rows}, this rank's rows{or_fewer}")
+
+
+def check_shapes(qkv: tuple[torch.Tensor, ...], rows: int, local_shape: LocalShape) -> None:
+    """ValueError unless q, k and v have so many rows, and the heads of the plan."""
+    heads_q, heads_kv, dim, dim_v = local_shape[3:7]
+    wanted = (rows, heads_q, dim), (rows, heads_kv, dim), (rows, heads_kv, dim_v)
+    for name, tensor, shape in zip("qkv", qkv, wanted):
+        check_shape(name, tensor, shape)
 
 
 def runner_of(

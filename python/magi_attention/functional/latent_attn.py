@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
 from magi_attention._native.attention import Options, accumulator_dtype
+from magi_attention._native.moved_rows import joined
 from magi_attention._native.tensors import as_plain, refuse_transforms
 from magi_attention.common._arguments import check_int, check_kind
 from magi_attention.common.forward_meta import AttnForwardMeta
-from magi_attention.functional._calls import CallCache, calls_of
-from magi_attention.functional._checks import check_params, check_qkv, check_shape
+from magi_attention.functional._calls import calls_of
+from magi_attention.functional._checks import check_params, check_qkv, check_results, check_shape
 from magi_attention.functional._kept import kept
 from magi_attention.functional._operators import NAMESPACE, define
-from magi_attention.functional._rank_attention import RankAttention
+from magi_attention.functional._rank_attention import RankAttention, check_rows
 from magi_attention.functional._slices import runner_under
 from magi_attention.functional.latent_price import LatentPrice
 from magi_attention.functional.needed_rows import NeededRows
@@ -64,24 +66,14 @@ class LatentAttention:
         self.number = LatentAttention._last_number
         _by_number[self.number] = self
         self.needed, self.attention = needed, attention
-        self._calls: dict[int, CallCache] = {}
-        self._price, self._modes = price, {}
+        backend = attention.local_shape.backend
+        # The prepared calls of so many own rows: all of them, or those before the padding.
+        self._calls_of = cache(lambda rows: calls_of(runner_under(needed.mask(rows), backend)))
+        self._mode_of = cache(lambda *sizes: price(*sizes).mode)
 
     def mode(self, mode: str, latent: int, rope: int) -> str:
         """The mode, or what "auto" is for a latent and a rotated part of so many elements."""
-        if mode != "auto":
-            return mode
-        sizes = latent, rope
-        if sizes not in self._modes:
-            self._modes[sizes] = self._price(*sizes).mode
-        return self._modes[sizes]
-
-    def calls(self, num_rows: int) -> CallCache:
-        """The prepared calls of so many own rows: all of them, or those before the padding."""
-        if num_rows not in self._calls:
-            runner = runner_under(self.needed.mask(num_rows), self.attention.local_shape.backend)
-            self._calls[num_rows] = calls_of(runner)
-        return self._calls[num_rows]
+        return self._mode_of(latent, rope) if mode == "auto" else mode
 
     def groups(self, q, rows, weight, shape: LatentShape, options: Options):
         """Yields for each group of heads: its query heads and rows of weight, as slices, its q, k
@@ -89,7 +81,7 @@ class LatentAttention:
         """
         ratio, width = q.shape[1] // shape.heads, shape.nope + shape.value
         latent, rope = rows.split((shape.latent, shape.rope), 1)
-        calls = self.calls(q.shape[0])
+        calls, options = self._calls_of(q.shape[0]), options._replace(whole_heads=q.shape[1])
         for first, last in shape.groups():
             heads, of_weight = (slice(first * n, last * n) for n in (ratio, width))
             expanded = expand(latent, rope, weight[of_weight], last - first, shape)
@@ -101,22 +93,24 @@ class LatentAttention:
         out = q.new_empty((*q.shape[:2], shape.value))
         lse = q.new_empty(q.shape[:2], dtype=accumulator_dtype(q.dtype))
         for heads, _, qkv, call in self.groups(q, rows, weight, shape, options):
-            out[:, heads], lse[:, heads], _ = call.forward(*qkv, None)
+            call.forward(*qkv, None, (out[:, heads], lse[:, heads], None))
         return out, lse
 
     def backward(self, dout, dlse, saved: tuple, shape: LatentShape, options: Options):
         """The gradients of q, of the needed rows, float32 or wider, and of the weight."""
         q, rows, weight, out, lse = saved
-        dq, dweight, latent = torch.empty_like(q), torch.empty_like(weight), rows[:, : shape.latent]
+        given = check_results(q, out, dout=dout, dlse=dlse, out=out, lse=lse)
+        dq, dweight = q.new_empty(q.shape), torch.empty_like(weight)
+        latent = rows[:, : shape.latent]
         wide = torch.promote_types(rows.dtype, torch.float32)
         drows = torch.zeros_like(rows, dtype=wide)
         dlatent, drope = drows.split((shape.latent, shape.rope), 1)
         for heads, of_weight, qkv, call in self.groups(q, rows, weight, shape, options):
-            given = None if dlse is None else dlse[:, heads].contiguous()
-            results = out[:, heads].contiguous(), lse[:, heads].contiguous()
-            gradients = call.backward(dout[:, heads].contiguous(), given, *qkv, *results, None)
-            dq[:, heads], dk, dv, _ = gradients
-            of_projection = torch.cat((dk[..., : shape.nope], dv), 2).flatten(1)
+            dout, dlse, *results = (None if x is None else x[:, heads] for x in given)
+            dk, dv = (x.new_empty(x.shape) for x in qkv[1:])
+            gradients = dq[:, heads], dk, dv, None
+            call.backward(dout, dlse, *qkv, *results, None, gradients)
+            of_projection = joined(dk[..., : shape.nope], dv).flatten(1)
             dlatent += of_projection @ weight[of_weight]
             drope += dk[..., shape.nope :].sum(1, dtype=wide)
             torch.mm(of_projection.T, latent, out=dweight[of_weight])
@@ -127,7 +121,8 @@ def expand(latent, rope, weight, heads: int, shape: LatentShape):
     """k and v [rows, heads, ...] of rows whose weight has so many heads."""
     both = (latent @ weight.T).view(latent.shape[0], heads, shape.nope + shape.value)
     nope, v = both.split((shape.nope, shape.value), 2)
-    k = torch.cat((nope, rope.unsqueeze(1).expand(-1, heads, -1)), 2)
+    parts = nope, rope.unsqueeze(1).expand(-1, heads, -1)
+    k = torch.cat(parts, 2) if torch.is_grad_enabled() else joined(*parts)
     return k, v if shape.nope * v.itemsize % _ALIGNMENT == 0 else v.contiguous()
 
 
@@ -178,15 +173,9 @@ class _Latents(torch.autograd.Function):
         return dq, down.to(dq.dtype), dweight, None, None, None, None
 
 
-class HasLatents(Protocol):
-    """The type that attend_to_latents takes: a bound plan."""
-
-    latents: LatentAttention
-    calc_attn: Callable
-
-
 def attend_to_latents(
-    bound: HasLatents,
+    latents: LatentAttention,
+    calc_attn: Callable,
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     numbers: tuple[float | None, float],
     mode: str,
@@ -195,7 +184,6 @@ def attend_to_latents(
     """tensors: q, latent, k_rope, up_projection; numbers: softmax_scale, softcap. See
     BoundPlan.calc_latent_attn.
     """
-    latents = bound.latents
     attention = latents.attention
     try:
         if mode not in MODES:
@@ -211,7 +199,7 @@ def attend_to_latents(
             k, v = expand(latent, rope, weight, shape.heads, shape)
             # Narrower than the plan's: zeros change nothing.
             v = pad(v, (0, attention.local_shape.head_dim_v - shape.value))
-            out, meta = bound.calc_attn(q, k, v, None, *numbers)
+            out, meta = calc_attn(q, k, v, None, *numbers)
             return out[..., : shape.value], meta
         options = Options(scale, softcap, is_fast_backward=attention.is_fast_backward)
         rows = torch.cat((latent, rope), 1)
@@ -240,11 +228,7 @@ def latent_shape(
             )
     q, latent, rope, weight = tensors
     _, rows, num_valid, heads_q, heads, dim, widest, _ = attention.local_shape
-    if q.shape[0] not in (rows, num_valid):
-        raise ValueError(
-            f"q has {q.shape[0]} rows; allowed: {rows}, the plan's of this rank, or {num_valid} "
-            "without padding"
-        )
+    check_rows("q", q.shape[0], rows, num_valid)
     check_shape("q", q, (q.shape[0], heads_q, dim))
     check_shape("latent", latent, (q.shape[0], latent.shape[1]))
     check_shape("k_rope", rope, (q.shape[0], rope.shape[1]))

@@ -65,10 +65,8 @@ def price_latents(
             size = config.get("devices_per_node", _NO_NODES)
             seconds += _exchange_seconds(keys, rank, size, (latent + rope) * of_element, cost)
         slowest = max(slowest, seconds)
-    remote, most = (
-        sum(report.remote_rows[: report.num_ranks]),
-        max(report.rank_rows[: report.num_ranks]),
-    )
+    remote = sum(report.remote_rows[: report.num_ranks])
+    most = max(report.rank_rows[: report.num_ranks])
     return LatentPrice(
         remote * (latent + rope) * (width + _SUM_BYTES),
         figures.total_bytes * 2 + figures.total_bytes // width * _SUM_BYTES,

@@ -13,13 +13,15 @@ from contextlib import contextmanager
 import torch
 
 from magi_attention._group_holders import is_destroyed
+from magi_attention._native.attention import DTYPE_CODES
 from magi_attention._native.handles import MaskHandle, PlanHandle, default_plan_config
-from magi_attention._native.moved_rows import as_given, as_moved, as_rows
+from magi_attention._native.moved_rows import as_given, as_moved, as_no_view, as_rows
 from magi_attention._native.tensors import as_plain, refuse_transforms
 from magi_attention._native.vtable import CAST, SUM
 from magi_attention.comm.first_call import Backwards
 from magi_attention.common._arguments import check_kind
 from magi_attention.common._derivatives import refuse_second_derivative
+from magi_attention.functional._rank_attention import check_rows
 from magi_attention.rows import Rows
 
 _NO_BOUND = -1  # on exchange memory
@@ -50,18 +52,13 @@ class NeededRows:
         received = torch.empty(sum(t[-1] for t in mine), dtype=torch.int64, device="cpu")
         for src, _, row, _, _, at, count in mine:
             received[at : at + count] = rows.ids_of(src)[row : row + count]
-        self.received_ids = received
+        self.received_ids, self.num_received = received, received.shape[0]  # in each call
         of_rank = text["ranks"][rank]
         self._slices = [
             (attend[1] == _OTHERS, *piece)
             for attend in of_rank["attends"]
             for piece in of_rank["slices"][attend[4] : attend[5]]
         ]
-
-    @property
-    def num_received(self) -> int:
-        """Rows that come from other ranks in each call."""
-        return self.received_ids.shape[0]
 
     def ids(self, num_rows: int) -> torch.Tensor:
         """int64 [num_rows + num_received]: the row of the sequence of each row that gather returns
@@ -94,24 +91,26 @@ class NeededRows:
         return _Gather.apply(self, call, rows, *tensors)
 
     def fetched(self, tensors: tuple[torch.Tensor, ...], call: int) -> tuple[torch.Tensor, ...]:
-        """gather without gradients."""
+        """gather without gradients; tensors of one type lie beside each other, as columns."""
         if not self.moves_rows:
             return tensors
         moved = [as_moved(x) for x in tensors]
-        found = [x.new_empty((self.num_received, x.shape[1])) for x in moved]
-        self._exchange(CAST, moved, found, call)
-        pairs = zip(found, tensors)
-        return tuple(torch.cat((x, as_given(y, x, self.num_received))) for y, x in pairs)
+        own, widths = moved[0].shape[0], [x.shape[1] for x in moved]
+        # What is sent and what comes lie as they travel, tensor beside tensor: nothing is packed.
+        whole = moved[0].new_empty((own + self.num_received, sum(widths)))
+        torch.cat(moved, 1, out=whole[:own])
+        columns = whole.split(widths, 1)
+        self._exchange(CAST, [x[:own] for x in columns], [x[own:] for x in columns], call)
+        pairs = zip(columns, tensors)
+        return tuple(as_no_view(as_given(y, x, whole.shape[0])) for y, x in pairs)
 
     def returned(self, gradients: tuple[torch.Tensor, ...], call: int) -> tuple[torch.Tensor, ...]:
-        """The gradients of own rows, float32 or wider, from those of fetched rows."""
-        totals, parts = [], []
-        for gradient in gradients:
-            own = gradient.shape[0] - self.num_received
-            wide = torch.promote_types(gradient.dtype, torch.float32)
-            totals.append(gradient[:own].to(wide, copy=True).contiguous())
-            parts.append(as_rows(gradient[own:].to(wide)))
+        """The gradients of own rows from those of fetched rows, of whose type they are."""
+        whole = [x if x.dtype in DTYPE_CODES else x.float() for x in gradients]
+        own = whole[0].shape[0] - self.num_received
+        totals = [x[:own].clone(memory_format=torch.contiguous_format) for x in whole]
         if self.moves_rows:
+            parts = [as_rows(x[own:]) for x in whole]
             self._exchange(SUM, parts, [as_rows(total) for total in totals], call)
         return tuple(totals)
 
@@ -122,11 +121,7 @@ class NeededRows:
             check_kind("x", x, torch.Tensor, "a torch.Tensor")
             refuse_transforms()
             x = as_plain("x", x)
-            if x.dim() == 0 or x.shape[0] not in (rows.count, rows.num_valid):
-                raise ValueError(
-                    f"x has shape {list(x.shape)}; allowed: [{rows.count}, ...], this rank's rows, "
-                    f"or {rows.num_valid} without padding"
-                )
+            check_rows("x", x.shape[0] if x.dim() else "no", rows.count, rows.num_valid)
         if self.moves_rows:
             rows.begin("gather_needed", x)
         return self.gather((x,), digest)[0]
@@ -184,13 +179,9 @@ class _Gather(torch.autograd.Function):
         with ctx.needed.backward("a gather of needed rows"):
             given = [dx for dx in gradients if dx.is_floating_point()]
             if ctx.rows is not None:
-                given = [_spread(dx, ctx.rows, ctx.num_rows) for dx in given]
+                # The gradients of rows that were left out are 0.
+                wide = [dx.new_zeros((ctx.num_rows, *dx.shape[1:])) for dx in given]
+                given = [x.index_copy_(0, ctx.rows, dx) for x, dx in zip(wide, given)]
             sums = iter(ctx.needed.returned(tuple(given), ctx.call))
         back = (next(sums).to(dx.dtype) if dx.is_floating_point() else None for dx in gradients)
         return None, None, None, *back
-
-
-def _spread(gradient: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """The gradient of num_rows rows from that of `rows`; it is 0 elsewhere."""
-    whole = gradient.new_zeros((num_rows, *gradient.shape[1:]))
-    return whole.index_copy_(0, rows, gradient)

@@ -5,22 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
 from magi_attention._native.attention import Options, is_latent
 from magi_attention._native.handles import PlanHandle
+from magi_attention._native.moved_rows import as_no_view, in_words
 from magi_attention.common._arguments import as_bool, check_int
 from magi_attention.common._block_ranges import Blocks, error_word_of_lists
+from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common._lru import LruCache
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env.general import is_sanity_check_enable
 from magi_attention.functional._calls import telling
-from magi_attention.functional._checks import check_params, check_qkv, check_shape
+from magi_attention.functional._checks import check_params, check_qkv
 from magi_attention.functional._operators import MAX_BLOCK, check_lists
-from magi_attention.functional._rank_attention import LocalShape, RankAttention
+from magi_attention.functional._rank_attention import RankAttention, check_rows, check_shapes
 from magi_attention.functional._sparse import (
     SparseForwardMeta,
     attend_to_lists,
@@ -166,15 +168,9 @@ def _blocks_of(here: torch.Tensor, size: int, total: int, in_order: bool) -> Key
     return KeyBlocks(places, ids, None, whole.shape[0] == num_blocks)
 
 
-class HasKeys(Protocol):
-    """The type that attend_to_chosen_keys takes: a bound plan."""
-
-    needed_keys: NeededKeys
-    attention: RankAttention
-
-
 def attend_to_chosen_keys(
-    bound: HasKeys,
+    needed: NeededKeys,
+    attention: RankAttention,
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     given: tuple,
     numbers: tuple[float | None, float],
@@ -182,13 +178,16 @@ def attend_to_chosen_keys(
     """given: the arguments of chosen_of, by rows of the sequence; numbers: softmax_scale and
     softcap. See BoundPlan.calc_sparse_attn.
     """
-    needed, attention = bound.needed_keys, bound.attention
     try:
         chosen = chosen_of(*given)
         is_late = callable(chosen.entries)
         q, k, v = check_qkv(*qkv, under_lists=chosen.is_of_rows)
         check_own_backend(attention.local_shape.backend)
-        _check_shapes((q, k, v), attention.local_shape)
+        shape = attention.local_shape
+        if k.shape[1] == 1 and has_values_of(k, v):  # latents have head dims of their own
+            shape = shape._replace(heads_kv=1, head_dim=k.shape[2], head_dim_v=v.shape[2])
+        check_rows("q", len(q), shape.rows, shape.num_valid)
+        check_shapes((q, k, v), len(q), shape)
         scale, softcap = check_params(*numbers, q.dtype)
         chosen = _with_sizes(chosen, needed)
         blocks = needed.blocks(
@@ -229,8 +228,28 @@ def attend_to_chosen_keys(
         return out, SparseForwardMeta(meta.lse, None, word)
     is_missing = local.is_missing.repeat_interleave(chosen.q_size, 0)[: q.shape[0]]
     is_missing = is_missing.repeat_interleave(q.shape[1] // is_missing.shape[1], 1)
-    out = out.masked_fill(is_missing.unsqueeze(-1), float("nan"))
+    out = _Spoiled.apply(out, is_missing)
     return out, SparseForwardMeta(meta.lse.masked_fill(is_missing, float("nan")), None, word)
+
+
+class _Spoiled(torch.autograd.Function):
+    """out [rows, heads, dim] with NaN where is_missing [rows, heads], which gets no gradient."""
+
+    @staticmethod
+    def forward(ctx, out, is_missing):
+        ctx.save_for_backward(is_missing)
+        return as_no_view(_filled(out, is_missing, float("nan")))
+
+    @staticmethod
+    def backward(ctx, dout):
+        refuse_second_derivative("attention")
+        return _filled(dout, *ctx.saved_tensors, 0.0), None
+
+
+def _filled(x: torch.Tensor, is_missing: torch.Tensor, value: float) -> torch.Tensor:
+    (words,) = in_words(x.contiguous())
+    filler = torch.full((8,), value, dtype=x.dtype, device="cpu").view(words.dtype)[0].item()
+    return words.masked_fill(is_missing.unsqueeze(-1), filler).view(x.dtype)
 
 
 def _attend_to_blocks(
@@ -284,9 +303,7 @@ def _gather_beside(needed: NeededKeys, kv: tuple, call: int, rows, choose: Calla
     return found, local
 
 
-@lru_cache
-def _beside(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1)
+_beside = lru_cache(partial(torch.cuda.Stream, priority=-1))  # by device
 
 
 def _with_sizes(chosen: Chosen, needed: NeededKeys) -> Chosen:
@@ -306,23 +323,6 @@ def _with_sizes(chosen: Chosen, needed: NeededKeys) -> Chosen:
                 "chunk_size, so that blocks of own rows are blocks of the sequence"
             )
     return chosen._replace(k_size=min(chosen.k_size, needed.total))
-
-
-def _check_shapes(qkv: tuple[torch.Tensor, ...], local_shape: LocalShape) -> None:
-    """ValueError unless the tensors are those of the plan's rank, with or without its padding.
-    Latents, rows of one kv head that hold their values, have head dims of their own.
-    """
-    _, rows, num_valid, heads_q, heads_kv, dim, dim_v, _ = local_shape
-    q, k, v = qkv
-    if k.shape[1] == 1 and has_values_of(k, v):
-        heads_kv, dim, dim_v = 1, k.shape[2], v.shape[2]
-    found = q.shape[0]
-    if found not in (rows, num_valid):
-        allowed = f"{rows}" if rows == num_valid else f"{rows}, or {num_valid} without padding"
-        raise ValueError(f"q has {found} rows; allowed: {allowed}, the plan's of this rank")
-    wanted = (found, heads_q, dim), (found, heads_kv, dim), (found, heads_kv, dim_v)
-    for name, tensor, shape in zip("qkv", qkv, wanted):
-        check_shape(name, tensor, shape)
 
 
 def _local(chosen: Chosen, q: torch.Tensor, heads_kv: int, total: int, blocks: KeyBlocks) -> _Found:
