@@ -11,10 +11,10 @@
 #include "bench/document_bench.hpp"
 #include "magi/plan.hpp"
 
-// CPU time of whole plans, which one thread makes: packed causal documents, also on a slow network,
-// and one causal document. What else the machine does counts as far as it shares caches and clocks.
-// And predicted steps: on the slow network over those of other placements, and under the default
-// bound of exchange memory, with this memory, over those of no bound.
+// CPU time of whole plans, which one thread makes: packed causal documents, also over nodes and a
+// slow network, and one causal document. What else the machine does counts as far as it shares
+// caches and clocks. And predicted steps: over nodes over those of other placements, and under the
+// default bound of exchange memory, with this memory, over those of no bound.
 // plan_bench [--out FILE] [--draws bench/data/document_draws.json]
 namespace {
 
@@ -108,9 +108,12 @@ nlohmann::json run(const magi::bench::Options& options) {
   add("plan.docs1m.p64.ms", mean_over_draws(draws.at("1048576"), config_of(64, 512), 40));
   add("plan.docs1m.p1024.ms", mean_over_draws(draws.at("1048576"), config_of(1024, 512), 10));
   add("plan.causal4m.p256.ms", least_ms(packed_causal({4194304}), config_of(256, 0), 30));
-  // Nodes of 8 whose rows between them cost 20 times others.
-  PlanConfig slow = config_of(256, 0);
-  slow.devices_per_node = 8;
+  PlanConfig nodes = config_of(256, 0);
+  nodes.devices_per_node = 8;
+  add("plan.nodes.p256.ms", mean_over_draws(draws.at("1048576"), nodes, 5));
+  add("plan.nodes.p256.time", over_named(draws.at("1048576"), nodes), "ratio");
+  // Rows between nodes cost 20 times others.
+  PlanConfig slow = nodes;
   slow.cost.network_bytes_per_second = slow.cost.bytes_per_second / 20;
   add("plan.slow_network.p256.ms", mean_over_draws(draws.at("1048576"), slow, 5));
   add("plan.slow_network.p256.time", over_named(draws.at("1048576"), slow), "ratio");

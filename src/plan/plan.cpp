@@ -186,14 +186,12 @@ class PlacedMask {
     return rows;
   }
 
-  /// The placement that was asked for or, on a slow network, many to choose from: less even ones
-  /// may move less.
+  /// The placement that was asked for or, over nodes, many to choose from: less even ones may move
+  /// less.
   std::vector<Placement> placements_for_nodes(PlacementConfig how) const {
-    constexpr std::int32_t kSlowNetworkPrice = 12;
     const std::int32_t num_ranks = config_.num_ranks;
     const NodeShape nodes{config_.devices_per_node, crossing_price(config_.cost)};
-    if (how.algorithm != PlacementAlgorithm::Auto || !has_nodes(config_) ||
-        nodes.crossing_price < kSlowNetworkPrice) {
+    if (how.algorithm != PlacementAlgorithm::Auto || !has_nodes(config_)) {
       return {place(mask_, num_ranks, how, nodes)};
     }
     how.algorithm = PlacementAlgorithm::SequentialSelect;

@@ -231,7 +231,6 @@ CostModel cost_of(const Cluster& cluster) {
           .bytes_per_second = cluster.node.bytes_per_second,
           .memory_bytes_per_second = cluster.memory_bytes_per_second,
           .seconds_per_transfer = cluster.node.seconds_per_message,
-          .seconds_per_launch = cluster.forward.seconds_per_launch,
           .network_bytes_per_second = cluster.network.bytes_per_second,
           .network_seconds_per_transfer = cluster.network.seconds_per_message};
 }

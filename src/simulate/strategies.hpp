@@ -29,7 +29,8 @@ inline std::int64_t row_memory(const PlanConfig& config) {
          query_elements(config) * kSumBytes;
 }
 
-/// The constants of the cluster, by which a plan chooses its overlap degree and counts crossings.
+/// The rates of the cluster, by which a plan chooses its overlap degree and counts crossings. A
+/// launch is that of CostModel: a cluster's is the least time of an attention call, not of others.
 CostModel cost_of(const Cluster& cluster);
 
 /// Keys and values of latents that are there at a time, and as much of their gradients.

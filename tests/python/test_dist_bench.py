@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/dist_attention.py and the pictures of its cells, as a whole on a CPU."""
+"""bench/dist_attention.py with the pictures of its cells, and bench/throttled.py, on a CPU."""
 
 import json
 import pathlib
@@ -53,3 +53,16 @@ def test_the_script_on_a_cpu(tmp_path):
     assert {"a & b", "rank 0", "rank 1", "rows move", "attention", "predicted"} <= words
     with pytest.raises(SystemExit, match="is no trace"):
         dist_timeline.read(rows)
+
+
+def test_plans_between_throttled_hosts(tmp_path):
+    out = tmp_path / "rows.json"
+    code, output = launch(
+        BENCH / "throttled.py", "--out", str(out), "--rows", "2048", "--masks", "packed,tree",
+        "--per-host", "2", "--rates", "5", "--rounds", "1", "--seconds", "0.1", ranks=4,
+    )  # fmt: skip
+    assert code == 0, output
+    over_best, over_planned = json.loads(out.read_text())
+    assert over_best["name"] == "hosts.throttled.2x2.5.over_best" and over_best["value"] >= 1
+    # No time is shorter than the sleeps, but the plan also counts merging, which is not slept.
+    assert over_planned["unit"] == "ratio" and over_planned["value"] > 0.5

@@ -207,5 +207,5 @@ def test_what_is_faster():
     assert far.expanded_seconds > near.expanded_seconds and far.latent_seconds > near.latent_seconds
     bounds = [*range(0, 1 << 18, 24576), 1 << 18]
     price = mla(16, 1 << 18, bounds, devices_per_node=1).price_latents(512, 64)
-    assert price.mode == "latent" and price.latent_seconds < 0.5 * price.expanded_seconds
+    assert price.mode == "latent" and price.latent_seconds < 0.9 * price.expanded_seconds
     assert "chosen" in str(price).splitlines()[0]

@@ -415,8 +415,8 @@ TEST(Simulate, PlansSuitSlowNetworks) {
       over_placements += chosen / placed / kMasks;
       over_degrees += chosen / staged / kMasks;
     }
-    EXPECT_LT(over_placements, 1.05) << rate;
-    EXPECT_LT(over_degrees, 1.05) << rate;
+    EXPECT_LT(over_placements, 1.01) << rate;
+    EXPECT_LT(over_degrees, 1.01) << rate;
   }
 }
 

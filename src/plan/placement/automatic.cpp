@@ -36,12 +36,14 @@ constexpr std::int32_t kRepairPrice = 4096;
 constexpr std::int64_t kSpare = 19;
 constexpr std::int64_t kSpareOfNodes = 5;
 constexpr int kRepairsOfNodes = 8;
-// Choices where rows between nodes cost much: how uneven nodes may be, and in how many groups of
-// them rows are in order. Of 1 to 32 groups of 256 ranks, 4 and 8 left the shortest steps; one
-// group is worth its time among few chunks.
+// Choices between nodes: how uneven these may be, and in how many groups of them rows are in order.
+// Of 1 to 32 groups of 256 ranks, 4 and 8 left the shortest steps; one group is worth its time
+// among few chunks. Where rows between nodes cost much, long searches are worth theirs.
 constexpr std::int64_t kSparesOfChoices[] = {kSpareOfNodes, 20, 100};
 constexpr std::int32_t kGroups[] = {1, 4, 8};
 constexpr std::int32_t kMostChunksInOneGroup = 1024;
+constexpr std::int32_t kMostRanksOfHeap = 256;  ///< of all it sends most, and is planned slowest
+constexpr std::int32_t kSlowNetworkPrice = 12;
 constexpr std::int32_t kMostChunksOfThorough = 256;  ///< it takes longer than all others above
 constexpr std::int64_t kChoiceVisitsPerChunk = 512;  ///< up to kMostChunksOfVisits
 constexpr std::int32_t kMostChunksOfVisits = 512;
@@ -279,18 +281,21 @@ std::vector<Assignment> search_to_choose(const ChunkTable& table, const Placemen
   const PlacementLimits of_nodes = limits_of_nodes(limits, node);
   const Setting ranks = make_setting(table, limits, keys);
   const std::int32_t num_chunks = table.num_chunks();
+  const bool is_slow = nodes.crossing_price >= kSlowNetworkPrice;
   const auto inside = [&](Setting of, const Assignment& node_of, std::int32_t size, bool fills) {
     const std::int64_t mean = largest_area(table, node_of, of.limits.num_ranks / size) / size;
     of.target.largest_area = std::max(of.target.largest_area, mean + mean / 1000 * kSpare);
     if (fills) of.filled = of.target.largest_area;
     return run_inside(std::move(of), keys, node_of, size).rank_of;
   };
+  if (limits.num_ranks <= kMostRanksOfHeap) add(ranks.heap);
   Search how{.prefers_closed_forms = true};
   add(best_of(table, limits, keys, how, nodes));
   for (const std::int64_t spare : kSparesOfChoices) {
     const Setting uneven = make_setting(table, of_nodes, keys, spare);
     const bool is_first = spare == kSpareOfNodes;
-    how.visits = is_first ? kChoiceVisitsPerChunk * std::min(num_chunks, kMostChunksOfVisits) : 0;
+    how.visits =
+        is_slow && is_first ? kChoiceVisitsPerChunk * std::min(num_chunks, kMostChunksOfVisits) : 0;
     add(inside(ranks, run(uneven, keys, how).rank_of, node, is_first));
     // In order the ranks of few nodes would own what all of a tree see.
     if (!is_first || !std::is_same_v<Keys, MonotoneKeys>) continue;
@@ -304,7 +309,7 @@ std::vector<Assignment> search_to_choose(const ChunkTable& table, const Placemen
       add(inside(ranks, inside(uneven, group_of, size, true), node, true));
     }
   }
-  if (num_chunks > kMostChunksOfThorough) return found;
+  if (!is_slow || num_chunks > kMostChunksOfThorough) return found;
   add(best_of(table, limits, keys, {.visits = kThoroughVisitsPerChunk * num_chunks}, nodes));
   return found;
 }

@@ -24,9 +24,10 @@ Assignment place_thorough(const ChunkTable& table, const PlacementLimits& limits
 Assignment place_affinity(const ChunkTable& table, const PlacementLimits& limits,
                           const NodeShape& nodes = {});
 
-/// Placements to choose from by their steps if rows that enter nodes cost much: zigzag, sequential
-/// and, but for one causal document, automatic, nodes of more and more uneven area, groups of nodes
-/// with rows in order and, of few chunks, thorough. Ranks are as even as the heaviest node allows.
+/// Placements over nodes to choose from by their steps: zigzag, sequential and, but for one causal
+/// document, automatic, nodes of more and more uneven area, groups of nodes with rows in order, min
+/// heap between few ranks and, of few chunks on a slow network, thorough. Ranks are as even as the
+/// heaviest node allows.
 std::vector<Assignment> place_to_choose(const ChunkTable& table, const PlacementLimits& limits,
                                         const NodeShape& nodes);
 
