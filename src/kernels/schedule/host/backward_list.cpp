@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
-#include <numeric>
 #include <utility>
 
 #include "base/check.hpp"
@@ -101,19 +100,12 @@ void cut_global(Tiling& tiling, const TileCosts& costs) {
 /// began with its first rows would come late to the last ones, where the items after it begin and
 /// wait.
 void put_last_rows_first(Tiling& tiling) {
-  const std::vector<KeyRecord> records = tiling.records;
-  const std::vector<std::int32_t> component_of = tiling.component_of;
-  std::vector<std::size_t> order(records.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
   for (const KeyTile& tile : tiling.tiles) {
     std::stable_sort(
-        order.begin() + tile.record_begin, order.begin() + tile.record_end,
-        [&](std::size_t a, std::size_t b) { return records[a].band.q1 > records[b].band.q1; });
+        tiling.records.begin() + tile.record_begin, tiling.records.begin() + tile.record_end,
+        [](const KeyRecord& a, const KeyRecord& b) { return a.band.q1 > b.band.q1; });
   }
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    tiling.records[i] = records[order[i]];
-    tiling.component_of[i] = component_of[order[i]];
-  }
+  tiling.component_of = find_components(tiling.records);
 }
 
 /// The way the keys are cut and heads are packed.
