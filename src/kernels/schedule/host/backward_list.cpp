@@ -101,9 +101,9 @@ void cut_global(Tiling& tiling, const TileCosts& costs) {
 /// wait.
 void put_last_rows_first(Tiling& tiling) {
   for (const KeyTile& tile : tiling.tiles) {
-    std::stable_sort(
-        tiling.records.begin() + tile.record_begin, tiling.records.begin() + tile.record_end,
-        [](const KeyRecord& a, const KeyRecord& b) { return a.band.q1 > b.band.q1; });
+    std::stable_sort(tiling.records.begin() + tile.record_begin,
+                     tiling.records.begin() + tile.record_end,
+                     [](const KeyRecord& a, const KeyRecord& b) { return a.band.q1 > b.band.q1; });
   }
   tiling.component_of = find_components(tiling.records);
 }
