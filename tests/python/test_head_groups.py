@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of transformers and Megatron by groups of kv heads, against all heads at once."""
 
+from functools import partial, update_wrapper
+
 import pytest
 
 pytest.importorskip("transformers", minversion="5")
@@ -55,6 +57,20 @@ def test_without_a_plan():
 def test_models_that_are_refused(model_type, groups, pattern):
     with pytest.raises(ValueError, match=pattern):
         use(model_zoo.make(model_type), head_groups=groups)
+
+
+def test_layers_that_others_have_changed():
+    """Hooks would see groups, and a sum of what they add; another forward would not be called."""
+    model = use(model_zoo.make("llama"), head_groups=2)
+    layer = model.model.layers[1].self_attn
+    hook = layer.o_proj.register_forward_hook(lambda module, given, out: out + 1)
+    with pytest.raises(ValueError, match="LlamaAttention has hooks of o_proj; allowed"):
+        step_of(model, None)
+    hook.remove()
+    step_of(use(model, head_groups=1), None)
+    layer.forward = update_wrapper(partial(layer.forward), layer.forward)
+    with pytest.raises(ValueError, match="LlamaAttention has another forward than its class"):
+        use(model)
 
 
 @megatron.ON_ALL

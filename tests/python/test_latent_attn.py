@@ -98,6 +98,13 @@ def test_expanded_is_the_same(group):
     for dim in (VALUE, None):
         bound = bound_of(group, "packed", head_dim_v=dim)
         check(bound, group, "packed", lambda *x: bound.calc_latent_attn(*x, mode="expanded"))
+    q, latent, rope, weight = [bound.dispatch(x) for x in leaves(torch.float32)[:3]] + leaves()[3:]
+    given = q, latent, rope, weight.float()
+    with torch.no_grad():  # joins words of 8 bytes, but not of columns apart or negated lazily
+        wanted = bound.calc_latent_attn(*given, mode="expanded")[0]
+        for other in (rope.repeat_interleave(2, 1)[:, ::2], torch._neg_view(-rope)):
+            given = q, latent, other, weight.float()
+            assert torch.equal(bound.calc_latent_attn(*given, mode="expanded")[0], wanted)
 
 
 @over(2)

@@ -42,11 +42,11 @@ def as_no_view(x: torch.Tensor) -> torch.Tensor:
 
 def in_words(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """Tensors of one type as int64, if all hold whole words along the last axis, else as they are:
-    for what copies, where an element takes a GPU as long whatever its size. Without gradients; last
-    axes have no gaps.
+    for what copies, where an element takes a GPU as long whatever its size. Without gradients.
     """
     places = [n for x in tensors for n in (*x.stride()[:-1], x.shape[-1], x.storage_offset())]
     are_words = all(n * tensors[0].itemsize % 8 == 0 for n in places)
+    are_words = are_words and all(x.stride(-1) == 1 and not x.is_neg() for x in tensors)
     return [x.view(torch.int64) if are_words else x for x in tensors]
 
 

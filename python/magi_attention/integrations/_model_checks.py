@@ -172,6 +172,8 @@ def _kv_heads_of(layer: Any) -> int:
     for name, linear in zip(_PROJECTIONS, (q, k, v, o)):
         if type(linear) is not torch.nn.Linear:
             raise cannot_split(layer, f"no torch.nn.Linear as {name}")
+        if linear._forward_hooks or linear._forward_pre_hooks:
+            raise cannot_split(layer, f"hooks of {name}")
     if q.out_features != o.in_features or k.out_features != v.out_features:
         raise cannot_split(layer, "outputs or values of other widths than its queries and keys")
     dim = getattr(layer, "head_dim", None)

@@ -74,6 +74,9 @@ def come_by_groups(
     if kv_heads % check_int("head_groups", num_groups, 1):
         kind = type(layer).__name__
         raise ValueError(f"head_groups is {num_groups}; allowed: divisors of {kv_heads} in {kind}")
+    found = getattr(layer.forward, "__func__", layer.forward)
+    if "forward" in vars(layer) and getattr(found, "of_groups", None) is not found:
+        raise cannot_split(layer, "another forward than its class")
     own = type(layer).forward
 
     def attend(layer: Any, group: int, *arguments: Any, **keywords: Any) -> Any:
@@ -93,6 +96,7 @@ def come_by_groups(
             total = out if total is None else total + out
         return total, *others
 
+    forward.of_groups = forward  # wrappers copy attributes
     layer.forward = MethodType(forward, layer)
 
 
