@@ -14,6 +14,7 @@ from on_gpu import (
     ROWS,
     as_float64,
     bound_plan,
+    capture,
     check_close,
     inputs,
     no_waits,
@@ -78,10 +79,7 @@ def test_current_stream_and_no_hidden_waits(place):
 def test_graphs_follow_ranges_on_the_device():
     q, k, v = (t.detach() for t in inputs())
     ranges = torch.tensor([[0, ROWS]], dtype=torch.int32, device="cuda")
-    flex_flash_attn_func(q, k, v, ranges, ranges)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out, _ = flex_flash_attn_func(q, k, v, ranges, ranges)
+    graph, (out, _) = capture(lambda: flex_flash_attn_func(q, k, v, ranges, ranges))
     for end in (ROWS, 100, 7):
         ranges[0, 1] = end
         graph.replay()
