@@ -22,6 +22,7 @@ from magi_attention.integrations.packed import AttnMaskSpec, PrefixTree
 from magi_attention.plan_memory import memory_over_nvlink
 from on_gpu import capture
 from pipeline_cases import Case, pipeline
+from ranks import sum_over
 from test_group_collectives import COLLECTIVES
 
 
@@ -282,8 +283,7 @@ def packed_batches(group) -> None:
 def near(group, loss, model, wanted) -> None:
     """As check_sums, within the rounding of bfloat16."""
     total, found = loss.detach().clone(), models.gradients(model)
-    for tensor in (total, *found):
-        dist.all_reduce(tensor, group=group)
+    sum_over(group, total, *found)
     assert abs(total.cpu() - wanted[0]) < 1e-2 * abs(wanted[0])
     for gradient, other in zip(found, wanted[1]):
         assert (gradient.cpu() - other).abs().max() < 3e-2 * other.abs().max()

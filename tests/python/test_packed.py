@@ -17,7 +17,7 @@ import dense
 from magi_attention import attention
 from magi_attention.integrations import packed
 from magi_attention.integrations.packed import AttnMaskSpec, MagiState, PrefixTree
-from ranks import over, refuses
+from ranks import over, refuses, sum_over
 
 HEADS = (4, 2, 8)
 VOCABULARY = 37
@@ -114,9 +114,7 @@ def reference(batch, spec: AttnMaskSpec):
 def check_sums(group, loss, model, wanted) -> None:
     """Losses and gradients of ranks add up to the wanted ones."""
     total, found = loss.detach().clone(), gradients(model)
-    if group is not None:
-        for tensor in (total, *found):
-            dist.all_reduce(tensor, group=group)
+    sum_over(group, total, *found)
     wanted_loss, wanted_gradients = wanted
     assert abs(total - wanted_loss) <= 1e-9 * max(1.0, abs(wanted_loss)), (total, wanted_loss)
     for gradient, other in zip(found, wanted_gradients):
