@@ -5,6 +5,7 @@ and processes of torchrun.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -33,17 +34,10 @@ def set_random_seed(seed: int) -> None:
     """Seeds Python's, NumPy's (where it is installed) and torch's generators."""
     random.seed(seed)
     torch.manual_seed(seed)
-    numpy = _numpy_random()
-    if numpy is not None:
-        numpy.seed(seed)
-
-
-def _numpy_random():
-    try:
+    with contextlib.suppress(ImportError):
         import numpy.random
-    except ImportError:
-        return None
-    return numpy.random
+
+        numpy.random.seed(seed)
 
 
 _CAUSAL, _INV_CAUSAL = 1, 2  # bits of a type's number
