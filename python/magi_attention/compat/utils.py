@@ -86,12 +86,10 @@ def make_attn_mask_from_ffa_args(
 get_attn_mask_from_ffa_args = make_attn_mask_from_ffa_args
 
 
-def _no_bias(rank: int) -> int:
-    return 0
-
-
 def setup_dist_env(
-    backend: str = "nccl", base_seed: int | None = None, seed_bias: Callable[[int], int] = _no_bias
+    backend: str = "nccl",
+    base_seed: int | None = None,
+    seed_bias: Callable[[int], int] = lambda rank: 0,
 ) -> tuple[int, int, int, int, int, dist.ProcessGroup, int | torch.device, int | None]:
     """Starts torch.distributed in a process of torchrun (or alone, as the one rank) on the GPU of
     its local rank; where torch has no CUDA in host memory, over gloo in place of nccl. base_seed:

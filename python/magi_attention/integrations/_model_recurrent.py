@@ -224,9 +224,9 @@ def route(model: torch.nn.Module) -> None:
                 scope[name] = _routed(scope[name], _FUNCTIONS[name])
         for (owner, name), ours in _METHODS.items():
             if owner == kind.__name__ and not hasattr(getattr(kind, name), _SERVED):
-                setattr(kind, name, _routed_method(getattr(kind, name), ours))
+                setattr(kind, name, _routed(getattr(kind, name), ours, True))
         if is_indexer(kind) and not hasattr(kind.forward, _SERVED):
-            kind.forward = _routed_method(kind.forward, choose)
+            kind.forward = _routed(kind.forward, choose, True)
 
 
 @torch.compiler.disable  # a layer is exchanges and kernels of its own
@@ -260,24 +260,17 @@ def _is_under_plan(given: Any) -> bool:
     return isinstance(given, (*PLANS, Mapping)) or (given is None and is_plan_in_force())
 
 
-def _routed(theirs: Callable, ours: Callable) -> Callable:
+def _routed(theirs: Callable, ours: Callable, is_method: bool = False) -> Callable:
+    """A method takes the plan's keyword itself, and gives its own to ours."""
+    ours = functools.partial(ours, theirs) if is_method else ours
+
     @functools.wraps(theirs)
     def function(*args, **kwargs):
         if _is_under_plan(kwargs.get(PLAN_KEYWORD)):
             return _under_plan(ours, args, kwargs)
-        kwargs.pop(PLAN_KEYWORD, None)
+        if not is_method:
+            kwargs.pop(PLAN_KEYWORD, None)
         return theirs(*args, **kwargs)
 
     setattr(function, _SERVED, True)
     return function
-
-
-def _routed_method(theirs: Callable, ours: Callable) -> Callable:
-    @functools.wraps(theirs)
-    def method(module, *args, **kwargs):
-        if _is_under_plan(kwargs.get(PLAN_KEYWORD)):
-            return _under_plan(functools.partial(ours, theirs), (module, *args), kwargs)
-        return theirs(module, *args, **kwargs)
-
-    setattr(method, _SERVED, True)
-    return method
