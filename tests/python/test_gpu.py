@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import dense
 from magi_attention import api
@@ -158,8 +159,6 @@ def test_pipeline_of_one_rank(rows):
 
 def test_keys():
     """The original's functions over a group of one rank with nccl."""
-    import torch.distributed as dist
-
     if not dist.is_initialized():
         dist.init_process_group(
             "nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0)
