@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from magi_attention._native.batches import BatchHandle, default_batch_config
+from magi_attention._native.batches import BatchConfig, BatchHandle
+from magi_attention._native.library import lib
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind
 from magi_attention.config import DistAttnConfig
 from magi_attention.config.library import plan_sizes, to_plan
@@ -18,7 +19,7 @@ from magi_attention.plan import Plan
 from magi_attention.training_memory import ModelShape
 
 _MOST_RANKS, _MOST = 4096, 1 << 16  # ranks, micro-batches
-_DEFAULTS = default_batch_config()
+_DEFAULTS = BatchConfig.filled(lib.magi_batch_config_init)
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ def _make(
     devices_per_node: int, num_micro_batches: int | None, chunk_size: int | None,
     cost: BatchCost | None,
 ) -> BatchPlan:  # fmt: skip
-    config = default_batch_config()
+    config = BatchConfig.filled(lib.magi_batch_config_init)
     config.num_ranks = check_int("num_ranks", num_ranks, 1, _MOST_RANKS)
     config.rows_per_rank = check_int("rows_per_rank", rows_per_rank, 1, MAX_ROWS)
     config.devices_per_node = check_int("devices_per_node", devices_per_node, 0, _MOST_RANKS)

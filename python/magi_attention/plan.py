@@ -5,7 +5,6 @@ process group. No globals.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import cached_property, partial
 
@@ -60,9 +59,6 @@ class Plan:
 
     def __init__(self, handle: PlanHandle) -> None:
         self._handle = handle
-        self._placement: PlacementHandle | None = None
-        self._report: PlanReport | None = None
-        self._rows: int | None = None
         self._runs: list[list[Run]] | None = None
 
     @staticmethod
@@ -166,19 +162,15 @@ class Plan:
         """The library's plan."""
         return self._handle
 
-    @property
+    @cached_property
     def placement(self) -> PlacementHandle:
         """The library's placement: which rank holds which chunk."""
-        if self._placement is None:
-            self._placement = self._handle.placement()
-        return self._placement
+        return self._handle.placement()
 
-    @property
+    @cached_property
     def total_seqlen(self) -> int:
         """Rows of the sequence, without padding."""
-        if self._rows is None:
-            self._rows = self._handle.mask().rows()[0]
-        return self._rows
+        return self._handle.mask().rows()[0]
 
     @property
     def padded_seqlen(self) -> int:
@@ -206,12 +198,10 @@ class Plan:
         info = self.placement.info()
         return info.chunk_rank[: info.num_chunks]
 
-    @property
+    @cached_property
     def report(self) -> PlanReport:
         """Figures: areas, rows, bytes, predicted seconds."""
-        if self._report is None:
-            self._report = find_report(self._handle)
-        return self._report
+        return find_report(self._handle)
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -584,7 +574,8 @@ def _make(
         check_kind("on", on, Plan, "a Plan, or None")
         if on.cp_size != sizes[0]:
             raise ValueError(f"on.cp_size is {on.cp_size}; allowed: {sizes[0]}, cp_size")
-        if config.dispatch_config.layout == "contiguous" and not _is_in_order(on):
+        in_order = sorted(on.chunk_ranks)
+        if config.dispatch_config.layout == "contiguous" and on.chunk_ranks != in_order:
             raise ValueError(
                 "on is a plan whose ranks hold several runs of rows while layout is 'contiguous'; "
                 "allowed: one of that layout, or layout 'permuted', which keeps rows where they are"
@@ -592,9 +583,3 @@ def _make(
     apply_log_level()
     placement = None if on is None else on.placement
     return Plan(to_plan(mask, sizes, config, placement, devices_per_node))
-
-
-def _is_in_order(plan: Plan) -> bool:
-    """Whether each rank holds one run of rows, in the order of the ranks."""
-    ranks = plan.chunk_ranks
-    return all(before <= after for before, after in itertools.pairwise(ranks))

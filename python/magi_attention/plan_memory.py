@@ -173,11 +173,9 @@ class _Layer:
             return 0
         own = self._ranks[rank]["k"][0][1]
         copies = [t[3] for t in self._transfers if t[0] == t[1] == rank and t[6] == own]
-        whole = [segment for segment in copies if self._is_brought_whole(segment)]
+        brought = [e[:4] for e in self._exchanges]
+        whole = (s for s in copies if [_KEYS_VALUES, s, 0, self._heads] in brought)
         return min(whole, default=0)
-
-    def _is_brought_whole(self, segment: int) -> bool:
-        return any(e[:4] == [_KEYS_VALUES, segment, 0, self._heads] for e in self._exchanges)
 
     def _is_placed(self, rank: int, segment: int) -> bool:
         """Whether the kernel writes each gradient of the segment to its place: it reads the keys

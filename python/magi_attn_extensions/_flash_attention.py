@@ -94,16 +94,6 @@ def _made(
     return function
 
 
-def _split(qkv: torch.Tensor, num_heads_q: int | None):
-    """q, k, v of [..., 3, heads, dim], or with num_heads_q of [..., heads_q + 2 * heads_kv,
-    dim].
-    """
-    if num_heads_q is None:
-        return qkv.unbind(-3)
-    heads_kv = (qkv.shape[-2] - num_heads_q) // 2
-    return qkv.split((num_heads_q, heads_kv, heads_kv), -2)
-
-
 def _attend(release: int, is_varlen: bool, given: dict[str, Any]) -> Any:
     for name in filter(_REFUSED.__contains__, given):
         if isinstance(given[name], torch.Tensor) or given[name]:
@@ -116,8 +106,12 @@ def _attend(release: int, is_varlen: bool, given: dict[str, Any]) -> Any:
         softcap=given["softcap"], return_attn_probs=flags[1],
         **{name: given[name] for name in _PASSED if name in given},
     )  # fmt: skip
-    if "qkv" in given:
-        q, k, v = _split(given["qkv"], given.get("num_heads_q"))
+    if given.get("num_heads_q") is not None:
+        qkv, num_heads_q = given["qkv"], given["num_heads_q"]
+        heads_kv = (qkv.shape[-2] - num_heads_q) // 2
+        q, k, v = qkv.split((num_heads_q, heads_kv, heads_kv), -2)
+    elif "qkv" in given:
+        q, k, v = given["qkv"].unbind(-3)
     elif "kv" in given:
         q, (k, v) = given["q"], given["kv"].unbind(-3)
     else:

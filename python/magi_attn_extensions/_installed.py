@@ -121,7 +121,8 @@ class _WithSink(torch.autograd.Function):
             corrected, rows_lse = correct_attn_out_lse_with_sink(
                 out.flatten(0, -3), _by_rows(lse), sink, call.sink_layout
             )
-            out, lse = corrected.view_as(out), _by_heads(rows_lse, lse)
+            of_heads = rows_lse.unflatten(0, (*lse.shape[:-2], lse.shape[-1])).transpose(-1, -2)
+            out, lse = corrected.view_as(out), of_heads.contiguous()
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, sink)
         ctx.kinds = [_kind(t) for t in (q, k, v, out, lse, sink)]
@@ -229,8 +230,3 @@ def _parameters(function: Callable) -> dict[str, inspect.Parameter]:
 def _by_rows(lse: torch.Tensor) -> torch.Tensor:
     """[(batch,) heads, rows] -> [rows of all, heads]"""
     return lse.transpose(-1, -2).flatten(0, -2)
-
-
-def _by_heads(lse: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The inverse."""
-    return lse.unflatten(0, (*like.shape[:-2], like.shape[-1])).transpose(-1, -2).contiguous()

@@ -12,14 +12,6 @@
 namespace magi::testing {
 namespace {
 
-using Matrix = std::vector<std::uint8_t>;
-
-Matrix matrix_of(const Mask& mask) {
-  Matrix matrix;
-  for (const std::uint16_t count : expand(mask)) matrix.push_back(count != 0 ? 1 : 0);
-  return matrix;
-}
-
 /// The matrix becomes slices that hold each of its pairs once; returns how many.
 std::size_t round_trip(const Matrix& matrix, std::int32_t rows_q, std::int32_t rows_k) {
   const Mask mask = mask_from_matrix(matrix, rows_q, rows_k);

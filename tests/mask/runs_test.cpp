@@ -15,14 +15,6 @@
 namespace magi::testing {
 namespace {
 
-using Matrix = std::vector<std::uint8_t>;
-
-Matrix matrix_of(const Mask& mask) {
-  Matrix matrix;
-  for (const std::uint16_t count : expand(mask)) matrix.push_back(count != 0 ? 1 : 0);
-  return matrix;
-}
-
 std::size_t place_of(std::int32_t row, std::int32_t key, std::int32_t rows_k) {
   return static_cast<std::size_t>(row) * static_cast<std::size_t>(rows_k) +
          static_cast<std::size_t>(key);

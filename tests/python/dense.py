@@ -65,6 +65,18 @@ def attention(q, k, v, mask: Mask | torch.Tensor, sink=None, scale=None, softcap
     return out, lse.T, max_logits
 
 
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def close(found: dict, wanted: dict, allowed: float = 1e-5) -> None:
+    """Tensors by name; allowed: of the largest value, or of 1."""
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        error = (found[name] - tensor).abs().max().item()
+        assert error <= allowed * max(1.0, tensor.abs().max().item()), f"{name}: {error:.3g}"
+
+
 def backward(tensors, visible, scale, softcap=0.0, dlse=None):
     """dq, dk, dv as kernels make them, from the out and lse that they are given; tensors: q, k, v,
     out, dout [rows, heads, dim] and lse [heads, rows].

@@ -20,6 +20,7 @@ with warnings.catch_warnings():
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    from dense import gradients
     from magi_attention.functional.latent_attn import LatentAttention
     from magi_attention.integrations import transformers as ours
     from magi_attention.integrations._mask_spec import AttnMaskSpec
@@ -198,10 +199,6 @@ def _alone(model):
 
 def _loss(logits):
     return logits.double().square().sum()
-
-
-def gradients(model):
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def loss_of_tokens(logits: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,31 @@ from magi_attention.errors import CommError
 from magi_attention.integrations import packed
 from magi_attention.integrations.packed import AttnMaskSpec, PrefixTree
 from magi_attention.plan_memory import memory_over_nvlink
+from on_gpu import capture
+from pipeline_cases import Case, pipeline
+from ranks import sum_over
+from test_group_collectives import COLLECTIVES
+
+
+class Exchanges:
+    """Tests of a module whose fixture `run` calls a function on all of its ranks."""
+
+    @pytest.mark.parametrize("degree", [0, 1, 4, None])
+    def test_attention(self, run, degree):
+        case = Case(mask="four_types", rows=300, head_dim=64, degree=degree, dtype="bfloat16")
+        run(pipeline, case)
+
+    def test_one_kv_head_in_stages_by_rows(self, run):
+        case = Case(mask="full", rows=300, heads=(4, 1), head_dim=128, degree=4, dtype="float16")
+        run(pipeline, case)
+
+    def test_bytes_are_the_plans(self, run):
+        run(bytes_are_the_plans, 512)
+
+    @pytest.mark.parametrize("seed", range(2))
+    @COLLECTIVES
+    def test_group_collectives(self, run, case, seed):
+        run(case, seed)
 
 
 def causal_plan(group, rows: int, degree: int = 1, work: str | None = None) -> api.Plan:
@@ -129,16 +154,7 @@ def captured_attention_is_replayed(group, rows: int) -> None:
     bound = plan.bind(group, transport="nccl")
     with torch.no_grad():
         q, k, v = leaves(bound)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            bound.calc_attn(q, k, v)  # connections and tables are there from now on
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        dist.barrier(group)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            out, _ = bound.calc_attn(q, k, v)
+        graph, (out, _) = capture(lambda: bound.calc_attn(q, k, v), group)
         for _ in range(3):
             for tensor in (q, k, v):
                 tensor.normal_()
@@ -215,15 +231,7 @@ def a_captured_call_follows_new_data(group, rows: int, work: str | None = None) 
         out, _ = bound.calc_attn(*qkv)
         return [out, *torch.autograd.grad(out, qkv, dout)]
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # what is kept for later calls is there from now on
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, captured = capture(step, group)
     for _ in range(5):
         with torch.no_grad():
             for tensor in (*qkv, dout):
@@ -275,8 +283,7 @@ def packed_batches(group) -> None:
 def near(group, loss, model, wanted) -> None:
     """As check_sums, within the rounding of bfloat16."""
     total, found = loss.detach().clone(), models.gradients(model)
-    for tensor in (total, *found):
-        dist.all_reduce(tensor, group=group)
+    sum_over(group, total, *found)
     assert abs(total.cpu() - wanted[0]) < 1e-2 * abs(wanted[0])
     for gradient, other in zip(found, wanted[1]):
         assert (gradient.cpu() - other).abs().max() < 3e-2 * other.abs().max()

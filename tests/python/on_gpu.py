@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import dense
 from magi_attention.env import build
@@ -53,6 +54,25 @@ def no_waits():
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def capture(step, group=None):
+    """A graph of step and what step gives, after the calls that make what is made once. group: of
+    the ranks that capture theirs, too.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    if group is not None:
+        dist.barrier(group)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local" if group else "global"):
+        found = step()
+    return graph, found
 
 
 def bound_plan(name="varlen_causal", rows=ROWS):

@@ -15,9 +15,11 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 
 import dense
-from magi_attention import api
+from magi_attention import api, functional
 from magi_attention.common import AttnRanges
 from ranks import refuses
 
@@ -323,8 +325,6 @@ def gradients_of_shards(group, rows: int) -> None:
 
 def functions_of_bound_plans(group, rows: int) -> None:
     """dispatch_func, undispatch_func and the rolls along any axis."""
-    from magi_attention import functional
-
     ranges = AttnRanges.from_ranges([(0, rows)])
     size = dist.get_world_size(group)
     plan = api.Plan.from_ranges(
@@ -350,8 +350,6 @@ def meshes_and_two_groups(group, case: Case, replicas: int = 2) -> None:
     """Data parallel x context parallel: groups of ranks, each with a mask of its own, as 1-D
     meshes, and one group of all ranks as a 2-D mesh.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-
     shape = (replicas, dist.get_world_size() // replicas)
     mesh = init_device_mesh(torch.get_default_device().type, shape, mesh_dim_names=("dp", "cp"))
     replica = mesh.get_local_rank("dp")
@@ -372,8 +370,6 @@ def training_of_replicas(group, case: Case) -> None:
     """Two replicas, each a sequence with a mask of its own, that share weights: the sum of their
     gradients over all ranks, and two plans in turns on one group.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-
     mesh = init_device_mesh(
         torch.get_default_device().type,
         (2, dist.get_world_size() // 2),
@@ -407,8 +403,6 @@ def training_of_replicas(group, case: Case) -> None:
 
 def checkpointing(group, case: Case) -> None:
     """Recomputing the forward in backward gives the same gradients."""
-    from torch.utils.checkpoint import checkpoint
-
     mask, dtype = dense.masks(case.rows)[case.mask], getattr(torch, case.dtype)
     tensors = [None if t is None else t.to(dtype) for t in make_tensors(case)]
     key = make_key(mask, case, group)

@@ -43,6 +43,14 @@ def own_group(ranks: list[int], seconds: float = 20):
     return dist.new_group(ranks, timeout=timeout)
 
 
+def sum_over(group, *tensors) -> None:
+    """Adds up what the ranks of a group hold, in place; None: this process alone."""
+    import torch.distributed as dist
+
+    for tensor in tensors if group is not None else ():
+        dist.all_reduce(tensor, group=group)
+
+
 def refuses(call, error: type[BaseException] | tuple, pattern: str) -> None:
     """Checks that call raises this kind of error, with a message that matches."""
     with pytest.raises(error, match=pattern or None):

@@ -320,8 +320,6 @@ def test_exchange_sms_with_kernels_that_leave_none():
 
 
 def test_exchange_sms_of_the_environment(monkeypatch):
-    from magi_attention.env import comm
-
     assert comm.exchange_sms() == (None, None)
     monkeypatch.setenv("MAGI_ATTENTION_FFA_FORWARD_SM_MARGIN", "2")
     assert comm.exchange_sms() == (2, None)

@@ -13,9 +13,12 @@ import pytest
 import torch
 
 import magi_attention
+import magi_attention.magi_attn_ext as extension
 from magi_attention import backends
 from magi_attention._native.library import ABI_VERSION, version
+from magi_attention.common import AttnRange
 from magi_attention.env import build
+from magi_attention.functional import _checks
 from ranks import launch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -51,9 +54,6 @@ for part in ("api", "backends", "errors", "masks", "training", "BoundPlan", "Pla
 
 
 def test_the_extension_imports():
-    import magi_attention.magi_attn_ext as extension
-    from magi_attention.common import AttnRange
-
     assert extension.AttnRange is AttnRange and set(extension.__all__) <= set(vars(extension))
 
 
@@ -104,8 +104,6 @@ def test_a_backend_that_does_not_serve_this_machine_is_told():
 
 def test_attention_on_a_gpu_without_kernels(monkeypatch):
     """Refused in words; a fake device stands in for the GPU."""
-    from magi_attention.functional import _checks
-
     monkeypatch.setattr(_checks, "_DEVICES", ("cpu",))
     q = torch.zeros(1, 1, 8, device="meta")
     try:

@@ -11,6 +11,7 @@ import pytest
 import compat_names
 import magi_attention
 from magi_attention.compat import MOVED
+from magi_attention.utils import nvtx, sparse_utils
 
 MISSING: set[str] = set()
 
@@ -57,6 +58,4 @@ def test_moved_modules_are_those_beside_their_names():
         assert not home or module.__spec__.name == f"magi_attention.{home}"
     with pytest.raises(ModuleNotFoundError, match=r"magi_attention\.meta\.container"):
         importlib.import_module("magi_attention.meta.container")
-    from magi_attention.utils import nvtx, sparse_utils
-
     assert nvtx.instrument_nvtx and sparse_utils.choose_ref_block

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 
+from magi_attention import env
 from magi_attention.common import AttnRanges
 from magi_attention.common.enum import (
     AttnOverlapMode,
@@ -218,8 +219,6 @@ class TestEnvironment:
             monkeypatch.delenv("MAGI_ATTENTION_" + name)
 
     def test_an_environment_that_is_known_is_not_read_again(self, monkeypatch):
-        from magi_attention import env
-
         env.check_all()
         reads = []
         monkeypatch.setattr(env.comm, "transport", lambda: reads.append("transport"))
@@ -236,8 +235,6 @@ class TestEnvironment:
             assert {w.filename for w in caught} == {__file__}
 
     def test_every_function_of_a_variable_is_listed(self):
-        from magi_attention import env
-
         for module in (env.general, env.comm, env.build):
             found = [
                 name for name, value in vars(module).items()

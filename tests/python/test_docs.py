@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the documents show runs, and their tables are whole."""
 
+import dataclasses
+import inspect
 import os
 import re
 import tempfile
@@ -9,6 +11,9 @@ from unittest import mock
 
 import pytest
 import torch
+
+from magi_attention import api
+from magi_attention.config import DispatchConfig, OverlapConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "python" / "magi_attention"
@@ -151,12 +156,6 @@ def test_every_variable_is_documented():
 
 def test_every_option_is_documented():
     """Parameters of flex_flash_attn_func and fields of configurations, each with its effect."""
-    import dataclasses
-    import inspect
-
-    from magi_attention import api
-    from magi_attention.config import DispatchConfig, OverlapConfig
-
     told = (ROOT / "docs/migration.md").read_text(encoding="utf-8")
     names = [p for p in inspect.signature(api.flex_flash_attn_func).parameters.values()
              if p.kind is p.KEYWORD_ONLY]  # fmt: skip

@@ -10,6 +10,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 import dense
 from magi_attention import api, functional
@@ -110,8 +111,6 @@ def test_bad_tensors(group):
 @over(4)
 def test_bad_groups(group):
     """Runs on all four ranks: groups without this rank, of another plan, or destroyed."""
-    from torch.distributed.device_mesh import init_device_mesh
-
     rank = dist.get_rank()
     pair = dist.new_group([0, 1])
     if rank > 1:

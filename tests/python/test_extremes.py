@@ -47,16 +47,18 @@ def is_right(dtype, pairs) -> None:
         assert error <= 16 * EPSILON[dtype] * greatest + 1e-36, (name, error, greatest)
 
 
-@pytest.mark.parametrize("dtype", EPSILON, ids=str)
-@pytest.mark.parametrize("softcap", [1e-30, 1e-20, 1e10, 1e20, 1e30])
-def test_softcap(softcap, dtype):
-    is_right(dtype, run(dtype, softcap=softcap))
+AT_THE_ENDS = [
+    *({"softcap": number} for number in (1e-30, 1e-20, 1e10, 1e20, 1e30)),
+    *({"softmax_scale": number} for number in (1e-30, -1e-30, 1e-10)),
+    *({"softmax_scale": x, "softcap": y} for x, y in ((1e10, 1e-20), (-1e-10, 1e20), (1, 1e-30))),
+    *({"sink": number} for number in (-math.inf, -1e38, -1e30, 100.0, 1e4, 1e30)),
+]
 
 
 @pytest.mark.parametrize("dtype", EPSILON, ids=str)
-@pytest.mark.parametrize("scale", [1e-30, -1e-30, 1e-10])
-def test_scale(scale, dtype):
-    is_right(dtype, run(dtype, softmax_scale=scale))
+@pytest.mark.parametrize("given", AT_THE_ENDS, ids=str)
+def test_at_the_ends(given, dtype):
+    is_right(dtype, run(dtype, **given))
 
 
 @pytest.mark.parametrize("name", ["softmax_scale", "softcap"])
@@ -81,12 +83,6 @@ def test_quotients_beyond_float32(scale, softcap):
         run(torch.float64, softmax_scale=1e300, softcap=1e-300)
 
 
-@pytest.mark.parametrize("dtype", EPSILON, ids=str)
-@pytest.mark.parametrize("scale, softcap", [(1e10, 1e-20), (-1e-10, 1e20), (1.0, 1e-30)])
-def test_quotients_at_the_ends(scale, softcap, dtype):
-    is_right(dtype, run(dtype, softmax_scale=scale, softcap=softcap))
-
-
 @pytest.mark.parametrize("number", [0.0, -0.0, math.nan, math.inf, -math.inf])
 def test_no_scale(number):
     for dtype in EPSILON:
@@ -95,17 +91,6 @@ def test_no_scale(number):
         if number != 0.0:
             with pytest.raises(ValueError, match=r"softcap is .*; allowed: 0 .off."):
                 run(dtype, softcap=number)
-
-
-@pytest.mark.parametrize("dtype", EPSILON, ids=str)
-@pytest.mark.parametrize("sink", [-math.inf, -1e38, -1e30, 100.0, 1e4])
-def test_sinks(sink, dtype):
-    is_right(dtype, run(dtype, sink))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_greatest_sink(dtype):
-    is_right(dtype, run(dtype, 1e30))
 
 
 @pytest.mark.parametrize("dtype", EPSILON, ids=str)

@@ -6,6 +6,8 @@ import random
 import numpy
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import dense
@@ -264,8 +266,6 @@ class TestCompiler:
                 transform(attend)(q)
 
     def test_fake_tensors(self):
-        from torch._subclasses import FakeTensorMode
-
         with FakeTensorMode():
             q, kv = torch.empty(8, 4, 16, dtype=torch.bfloat16), torch.empty(8, 2, 16).bfloat16()
             ranges = torch.zeros(1, 2, dtype=torch.int32)
@@ -349,8 +349,6 @@ def test_masks_are_kept_apart():
 @pytest.mark.parametrize("is_differentiable", [False, True])
 def test_forward_mode_is_refused(is_differentiable, name):
     """A tangent would be lost without a word; outside of its level a dual tensor is a plain one."""
-    from torch.autograd import forward_ad
-
     mask = dense.masks(ROWS)["causal"]
     given = dict(zip("qkv", inputs(ROWS, ROWS)), sink=torch.zeros(1, 4, dtype=torch.float64))
     given = {n: t.detach() for n, t in given.items()}

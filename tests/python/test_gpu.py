@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import dense
 from magi_attention import api
@@ -14,6 +15,7 @@ from on_gpu import (
     ROWS,
     as_float64,
     bound_plan,
+    capture,
     check_close,
     inputs,
     no_waits,
@@ -78,10 +80,7 @@ def test_current_stream_and_no_hidden_waits(place):
 def test_graphs_follow_ranges_on_the_device():
     q, k, v = (t.detach() for t in inputs())
     ranges = torch.tensor([[0, ROWS]], dtype=torch.int32, device="cuda")
-    flex_flash_attn_func(q, k, v, ranges, ranges)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out, _ = flex_flash_attn_func(q, k, v, ranges, ranges)
+    graph, (out, _) = capture(lambda: flex_flash_attn_func(q, k, v, ranges, ranges))
     for end in (ROWS, 100, 7):
         ranges[0, 1] = end
         graph.replay()
@@ -160,8 +159,6 @@ def test_pipeline_of_one_rank(rows):
 
 def test_keys():
     """The original's functions over a group of one rank with nccl."""
-    import torch.distributed as dist
-
     if not dist.is_initialized():
         dist.init_process_group(
             "nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0)

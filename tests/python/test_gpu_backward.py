@@ -17,6 +17,7 @@ from on_gpu import (
     ROWS,
     as_float64,
     bound_plan,
+    capture,
     check_close,
     inputs,
     no_waits,
@@ -210,20 +211,6 @@ def test_memory_is_that_of_torch():
         assert held == sum(t.numel() * t.element_size() for t in gradients)
         assert torch.cuda.max_memory_allocated() - before > held
         del gradients
-
-
-def capture(step):
-    """A graph of step, after the calls that make what is made once."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
-    return graph, found
 
 
 @pytest.mark.parametrize("is_bound", [False, True])

@@ -6,7 +6,7 @@ directions are in test_gpu_sparse.py.
 import torch
 
 from magi_attention.functional import block_sparse_attn_func
-from on_gpu import NEEDS_GPU, ROWS, inputs, no_waits
+from on_gpu import NEEDS_GPU, ROWS, capture, inputs, no_waits
 from test_gpu_sparse import SIZES, random_mask
 
 pytestmark = NEEDS_GPU
@@ -59,14 +59,7 @@ def test_a_captured_step_follows_the_mask():
         out, _ = block_sparse_attn_func(*leaves, mask, **SIZES)
         return torch.autograd.grad(out, leaves, given)
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()  # makes what is made once
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
+    graph, found = capture(step)
     for seed in range(3):
         mask.copy_(random_mask(seed))
         graph.replay()

@@ -12,9 +12,8 @@ import torch.distributed as dist
 import test_recurrent as layers
 from magi_attention import Plan
 from magi_attention.recurrent import _fla, _kinds
-from on_gpu import NEEDS_GPU
+from on_gpu import NEEDS_GPU, capture
 from ranks import over
-from test_gpu_backward import capture
 
 pytest.importorskip("fla")
 pytestmark = NEEDS_GPU

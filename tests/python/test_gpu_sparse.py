@@ -11,7 +11,7 @@ from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional import block_sparse_attn_func
 from magi_attention.functional._operators import listed_backward_op, listed_forward_op
 from magi_attn_extensions.dsa_interface import dsa_attn_func
-from on_gpu import NEEDS_GPU, ROWS, as_float64, check_close, inputs, no_waits
+from on_gpu import NEEDS_GPU, ROWS, as_float64, capture, check_close, inputs, no_waits
 from sparse_masks import check, counts_of_lists, random_case
 
 pytestmark = NEEDS_GPU
@@ -50,10 +50,7 @@ def test_forward_waits_for_nothing():
 def test_a_captured_forward_follows_the_mask():
     q, k, v = (t.detach() for t in inputs())
     mask = random_mask()
-    block_sparse_attn_func(q, k, v, mask, **SIZES)  # makes what is made once
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out, _ = block_sparse_attn_func(q, k, v, mask, **SIZES)
+    graph, (out, _) = capture(lambda: block_sparse_attn_func(q, k, v, mask, **SIZES))
     for seed in range(4):
         mask.copy_(random_mask(seed))
         graph.replay()
@@ -116,14 +113,15 @@ def test_a_forward_under_lists_of_keys_waits_for_nothing():
 def test_a_captured_forward_follows_the_lists_of_keys():
     q, k, v = (t.detach() for t in inputs())
     lists = key_lists()
-    flex_flash_attn_func(q, k, v, index_sparse_indices=lists)  # makes what is made once
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out, meta = flex_flash_attn_func(q, k, v, index_sparse_indices=lists)
+
+    def attend():
+        return flex_flash_attn_func(q, k, v, index_sparse_indices=lists)
+
+    graph, (out, meta) = capture(attend)
     for seed in range(4):
         lists.copy_(key_lists(seed))
         graph.replay()
-        wanted, other = flex_flash_attn_func(q, k, v, index_sparse_indices=lists)
+        wanted, other = attend()
         assert torch.equal(out, wanted) and torch.equal(meta.error_word, other.error_word)
 
 
@@ -214,13 +212,7 @@ def test_a_captured_backward_follows_the_lists_of_keys():
         out, _ = flex_flash_attn_func(*leaves, index_sparse_indices=lists)
         return torch.autograd.grad(out, leaves, upstream)
 
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
+    graph, found = capture(step)
     for seed in range(3):
         lists.copy_(key_lists(seed))
         graph.replay()

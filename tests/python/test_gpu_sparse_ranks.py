@@ -8,14 +8,13 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import dense
 import pipeline_cases as cases
 from magi_attention import masks
 from magi_attention.config import DispatchConfig, DistAttnConfig
 from magi_attention.plan import Plan
-from on_gpu import NEEDS_GPU, no_waits
+from on_gpu import NEEDS_GPU, capture, no_waits
 from sparse_masks import counts_of_blocks, counts_of_lists
 from test_sparse_ranks import as_lists, local_blocks
 
@@ -107,6 +106,13 @@ def step(bound, leaves, upstream, given) -> list[torch.Tensor]:
     return [out.detach(), meta.lse.detach(), meta.error_word, *gradients]
 
 
+def as_functions(given: dict) -> dict:
+    """Functions in the place of tensors, which calls ask while keys come."""
+    return {
+        name: (lambda x=x: x) if isinstance(x, torch.Tensor) else x for name, x in given.items()
+    }
+
+
 def agree(group, transport: str, form: str) -> None:
     """With float64, given as tensors, and by a function that computes while keys come."""
     bound = bound_under(group, transport, form)
@@ -116,10 +122,7 @@ def agree(group, transport: str, form: str) -> None:
     wanted, lse, _ = dense.attention(*with_values(exact), counts.cpu())
     gradients = torch.autograd.grad(wanted, exact, whole[-1].double().cpu())
     wanted = [wanted.detach(), lse.detach(), *gradients]
-    late = {
-        name: (lambda x=x: x) if isinstance(x, torch.Tensor) else x for name, x in given.items()
-    }
-    for each in (given, late):
+    for each in (given, as_functions(given)):
         out, lse, word, *gradients = step(bound, leaves, upstream, each)
         assert word.tolist() == [0, -1]
         found = [bound.undispatch(x).double().cpu() for x in (out, lse, *gradients)]
@@ -144,9 +147,7 @@ def wait_for_nothing(group, transport: str, form: str) -> None:
     _, leaves, upstream = inputs(bound)
     cases = [chosen(bound, form, seed)[0] for seed in range(3)]
     wanted = [step(bound, leaves, upstream, given) for given in cases]
-    late = {
-        name: (lambda x=x: x) if isinstance(x, torch.Tensor) else x for name, x in cases[0].items()
-    }
+    late = as_functions(cases[0])
     step(bound, leaves, upstream, late)
     torch.cuda.synchronize()
     with no_waits():
@@ -161,15 +162,7 @@ def captured(group, transport: str, form: str) -> None:
     _, leaves, upstream = inputs(bound)
     given, _ = chosen(bound, form)
     (entries,) = (x for x in given.values() if isinstance(x, torch.Tensor))
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step(bound, leaves, upstream, given)  # makes what is made once
-    torch.cuda.synchronize()
-    dist.barrier(group)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        found = step(bound, leaves, upstream, given)
+    graph, found = capture(partial(step, bound, leaves, upstream, given), group)
     for seed in range(3):
         (other,) = (x for x in chosen(bound, form, seed)[0].values() if isinstance(x, torch.Tensor))
         entries.copy_(other)

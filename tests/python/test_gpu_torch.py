@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import dense
 from magi_attention.api import flex_flash_attn_func
@@ -123,8 +124,6 @@ def test_plan_operators():
 
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_checkpointing(is_compiled):
-    from torch.utils.checkpoint import checkpoint
-
     layer, leaves = layer_and_leaves()
 
     def recomputed(*given):

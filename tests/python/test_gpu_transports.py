@@ -14,7 +14,6 @@ import torch
 
 import nccl_cases as cases
 import pipeline_cases
-import test_group_collectives as group_cases
 from magi_attention.env.build import has_gpu_kernels
 from pipeline_cases import Case
 from ranks import Ranks
@@ -53,10 +52,8 @@ def run(kind):
         yield functools.partial(started.run, kind[0])
 
 
-@pytest.mark.parametrize("degree", [0, 1, 4, None])
-def test_attention(run, degree):
-    case = Case(mask="four_types", rows=300, head_dim=64, degree=degree, dtype="bfloat16")
-    run(pipeline_cases.pipeline, case)
+class TestExchanges(cases.Exchanges):
+    pass
 
 
 WITH_SINKS = {"sinks": 2, "softcap": 4.0, "with_lse_gradient": True}
@@ -85,27 +82,10 @@ def test_stages_in_turns(run, heads):
     run(pipeline_cases.stages_in_turns, case)
 
 
-def test_one_kv_head_in_stages_by_rows(run):
-    case = Case(mask="full", rows=300, heads=(4, 1), head_dim=128, degree=4, dtype="float16")
-    run(pipeline_cases.pipeline, case)
-
-
-def test_bytes_are_the_plans(run):
-    run(cases.bytes_are_the_plans, 512)
-
-
 def test_windows_are_as_large_as_plans_say(run, kind):
     if kind[2] != "nvlink":
         pytest.skip("not run: NCCL has no windows")
     run(cases.window_is_reported, 65536)
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(
-    "case", [group_cases.casts, group_cases.reduces, group_cases.reduces_softmax_results]
-)
-def test_group_collectives(run, case, seed):
-    run(case, seed)
 
 
 def test_choice_by_argument(run):

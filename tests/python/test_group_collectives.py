@@ -153,22 +153,11 @@ def test_bad_arguments(group):
     refuses(lambda: group_reduce(*good, reduce_op="lse"), ValueError, "input_lse is None")
 
 
-SIZES = pytest.mark.parametrize("size", [1, 2, 4])
-SEEDS = pytest.mark.parametrize("seed", range(3))
+COLLECTIVES = pytest.mark.parametrize("case", [casts, reduces, reduces_softmax_results])
 
 
-@SIZES
-@SEEDS
-def test_casts(ranks, size, seed):
-    ranks.run(size, casts, seed)
-
-
-@SIZES
-@SEEDS
-def test_reduces(ranks, size, seed):
-    ranks.run(size, reduces, seed)
-
-
-@SIZES
-def test_reduces_softmax_results(ranks, size):
-    ranks.run(size, reduces_softmax_results, 1)
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(3))
+@COLLECTIVES
+def test_collectives(ranks, size, seed, case):
+    ranks.run(size, case, seed)

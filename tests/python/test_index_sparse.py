@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import dense
 from magi_attention.api import flex_flash_attn_func
@@ -205,8 +206,6 @@ class TestCompiler:
             )
 
     def test_fake_tensors(self):
-        from torch._subclasses import FakeTensorMode
-
         with FakeTensorMode():
             q, kv = torch.empty(8, 4, 16, dtype=torch.bfloat16), torch.empty(8, 2, 16).bfloat16()
             lists = torch.zeros(8, 2, 3, dtype=torch.int32)

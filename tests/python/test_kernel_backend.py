@@ -147,11 +147,17 @@ def test_a_machine_without_it_is_told_so(monkeypatch):
             backend_of_environment()
 
 
-def test_a_plan_names_it():
-    case = Case(rows=60)
-    plan = backend_cases.make_plan(dense.masks(60)["causal"], case, 1)
+CASE = Case(rows=60)
+
+
+@pytest.fixture
+def plan():
+    return backend_cases.make_plan(dense.masks(60)["causal"], CASE, 1)
+
+
+def test_a_plan_names_it(plan):
     bound = plan.bind(backend=torch_attention.NAME)
-    q, k, v = (bound.dispatch(t) for t in make_tensors(case)[:3])
+    q, k, v = (bound.dispatch(t) for t in make_tensors(CASE)[:3])
     bound.calc_attn(q, k, v)
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError, match="backend is fa4, but"):
@@ -162,10 +168,8 @@ def test_a_plan_names_it():
         assert peer_reference.fa4_forms
 
 
-def test_a_plan_takes_the_values_of_the_variable_and_refuses_other_names():
-    case = Case(rows=60)
-    plan = backend_cases.make_plan(dense.masks(60)["causal"], case, 1)
-    tensors = make_tensors(case)[:3]
+def test_a_plan_takes_the_values_of_the_variable_and_refuses_other_names(plan):
+    tensors = make_tensors(CASE)[:3]
     expected, _ = plan.bind(backend=torch_attention.NAME).calc_attn(*tensors)
     for value in ("sdpa", "sdpa_ol"):
         out, _ = plan.bind(backend=value).calc_attn(*tensors)
@@ -179,10 +183,8 @@ def test_a_plan_takes_the_values_of_the_variable_and_refuses_other_names():
         plan.bind(backend=backend_cases.NAME)
 
 
-def test_a_bound_plan_follows_the_variable(monkeypatch):
-    case = Case(rows=60)
-    plan = backend_cases.make_plan(dense.masks(60)["causal"], case, 1)
-    tensors = make_tensors(case)[:3]
+def test_a_bound_plan_follows_the_variable(plan, monkeypatch):
+    tensors = make_tensors(CASE)[:3]
     choices = [("fa4", {}, {"packed"}), ("fa4", {"backend": "ffa"}, set()),
                ("ffa", {}, set()), ("ffa", {"backend": "fa4"}, {"packed"})]  # fmt: skip
     for name, options, forms in choices:
@@ -203,10 +205,8 @@ def test_a_bound_plan_follows_the_variable(monkeypatch):
     assert of_old_name.attention.local_shape == own.attention.local_shape
 
 
-def test_a_bound_plan_of_another_backend_takes_no_lists():
-    case = Case(rows=60)
-    plan = backend_cases.make_plan(dense.masks(60)["causal"], case, 1)
-    q, k, v = make_tensors(case)[:3]
+def test_a_bound_plan_of_another_backend_takes_no_lists(plan):
+    q, k, v = make_tensors(CASE)[:3]
     lists = torch.zeros(60, k.shape[1], 1, dtype=torch.int32)
     with pytest.raises(NotImplementedError, match="backend torch takes no lists"):
         plan.bind(backend=torch_attention.NAME).calc_sparse_attn(q, k, v, lists)

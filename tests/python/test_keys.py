@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import dense
 from magi_attention import api
@@ -138,8 +139,6 @@ def fields_of(value):
 @over(4)
 def test_slices_of_a_mesh(group):
     """A slice is made anew in every call; the key of the one before is found without planning."""
-    from torch.distributed.device_mesh import init_device_mesh
-
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
     case, mask = Case(rows=60), dense.masks(60)["causal"]
     assert mesh["cp"] is not mesh["cp"]
@@ -152,8 +151,6 @@ def test_slices_of_a_mesh(group):
 @over(4)
 def test_hierarchical_meshes(group):
     """The variable asks for a 2-D mesh, whose rows become the plan's nodes."""
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))
     case, mask = Case(rows=320), dense.masks(320)["full"]
     plain = make_key(mask, case, mesh)
@@ -177,8 +174,6 @@ def test_heads_by_node(group):
     """Heads are shared out over the nodes of a 2-D mesh, with queries that move between groups,
     sinks and max_logits, all of which the original refuses together.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))
     case, mask = Case(rows=512, heads=(8, 4), sinks=1), dense.masks(512)["causal"]
     names = {

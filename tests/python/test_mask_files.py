@@ -11,6 +11,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask
 
 from magi_attention import masks
+from magi_attention.common import AttnRanges
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "masks").glob("*.json"))
@@ -242,8 +243,6 @@ def test_what_a_form_cannot_tell_is_not_saved(tmp_path):
 
 
 def _no_ranges():
-    from magi_attention.common import AttnRanges
-
     return AttnRanges.from_ranges([]), AttnRanges.from_ranges([]), []
 
 

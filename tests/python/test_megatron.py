@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 import dense
+from dense import close, gradients
 from magi_attention import attention, masks
-from ranks import over
+from ranks import over, sum_over
 from test_docs import blocks
 from test_training import Counts
 
@@ -34,6 +35,7 @@ with warnings.catch_warnings():
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.transformer import TransformerConfig, transformer_block
     from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 
     from magi_attention.integrations import megatron as ours
 
@@ -167,25 +169,8 @@ def losses_of(model, local: dict) -> torch.Tensor:
     )  # fmt: skip
 
 
-def gradients(model) -> dict[str, torch.Tensor]:
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-def sum_over(group, *tensors) -> None:
-    for tensor in tensors:
-        dist.all_reduce(tensor, group=group)
-
-
-def close(found: dict, wanted: dict, allowed: float = 1e-5) -> None:
-    """Rotary tables and the loss of Megatron are float32."""
-    assert found.keys() == wanted.keys()
-    for name, gradient in wanted.items():
-        error = (found[name] - gradient).abs().max().item()
-        assert error <= allowed * max(1.0, gradient.abs().max().item()), f"{name}: {error:.3g}"
-
-
 def same_step(loss, found: dict, wanted: tuple) -> None:
-    """The loss and gradients that `reference` gives."""
+    """The loss and gradients that `reference` gives; rotary tables and losses are float32."""
     assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
     close(found, wanted[1])
 
@@ -208,8 +193,7 @@ def shared_out(group, settings, batch, embedding="rope"):
     loss = (losses * local["loss_mask"]).sum()
     loss.backward()
     total, found = loss.detach().clone(), gradients(model)
-    if group is not None:
-        sum_over(group, total, *found.values())
+    sum_over(group, total, *found.values())
     return total, found, local
 
 
@@ -325,8 +309,6 @@ def test_several_tokens(group, size):
     """Multi-token prediction: tokens and labels are rolled in the order of the sequence, within
     documents, over ranks.
     """
-    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
-
     with on_cpu():
         group, batch = start(size), packed_batch()
         # Megatron's roll knows documents of packed parameters; its own attention does not.

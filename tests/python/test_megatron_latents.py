@@ -22,6 +22,7 @@ from magi_attention.functional.latent_price import LatentPrice
 from magi_attention.integrations._megatron_latents import _normed
 from ranks import over
 from test_megatron import (
+    MTPLossAutoScaler,
     close,
     config,
     hidden,
@@ -102,8 +103,6 @@ def test_documents_padded_in_place(group, mode, size):
 @over(4)
 def test_narrower_values_and_several_tokens(group):
     """Values of another dim than keys, and multi-token prediction: both ways give the same."""
-    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
-
     several = dict(v_head_dim=6, mtp_num_layers=1, mtp_loss_scaling_factor=0.3)
     results = []
     with on_cpu():

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad
 
 import dense
 from magi_attention import api
@@ -159,8 +160,6 @@ def test_layouts_of_results():
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "sink"])
 def test_negated_and_dual_tensors(name):
-    from torch.autograd import forward_ad
-
     given = arguments() | {"sink": torch.ones(1, 4)}
     wanted = forward(**given)[0]
     negated = torch._neg_view(-given[name])
@@ -176,10 +175,9 @@ def test_numbers_of_graphs(option):
     """A new scale or softcap is an input of a graph: the second one makes it one, the third finds
     it.
     """
-    from magi_attention.api import flex_flash_attn_func
 
     def attend(q, k, v, ranges, **numbers):
-        return flex_flash_attn_func(q, k, v, ranges, ranges, **numbers)[0]
+        return api.flex_flash_attn_func(q, k, v, ranges, ranges, **numbers)[0]
 
     given = [arguments()[name].requires_grad_() for name in "qkv"]
     names = ("softmax_scale", "softcap") if option == "both" else (option,)

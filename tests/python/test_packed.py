@@ -11,12 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh
 
 import dense
 from magi_attention import attention
 from magi_attention.integrations import packed
 from magi_attention.integrations.packed import AttnMaskSpec, MagiState, PrefixTree
-from ranks import over, refuses
+from ranks import over, refuses, sum_over
 
 HEADS = (4, 2, 8)
 VOCABULARY = 37
@@ -113,9 +114,7 @@ def reference(batch, spec: AttnMaskSpec):
 def check_sums(group, loss, model, wanted) -> None:
     """Losses and gradients of ranks add up to the wanted ones."""
     total, found = loss.detach().clone(), gradients(model)
-    if group is not None:
-        for tensor in (total, *found):
-            dist.all_reduce(tensor, group=group)
+    sum_over(group, total, *found)
     wanted_loss, wanted_gradients = wanted
     assert abs(total - wanted_loss) <= 1e-9 * max(1.0, abs(wanted_loss)), (total, wanted_loss)
     for gradient, other in zip(found, wanted_gradients):
@@ -144,8 +143,6 @@ def packed_documents(group, lengths, window=-1, is_of_calls=False) -> None:
 
 def without_a_group(batch) -> None:
     """None is refused in one of several processes, by whatever would make a plan or attend."""
-    from torch.distributed.device_mesh import DeviceMesh
-
     packed.set_active_cp_group(None)
     q, attend = torch.zeros(60, 4, 8), packed.make_magi_attn_func()
     tree = PrefixTree([60], [[0]])
@@ -227,8 +224,6 @@ def prefix_tree(group, is_called_with_plan=False) -> None:
 @over(1, 2, 4)
 def test_state(group):
     """setup_magi and prepare_llm_batch of a model of one's own, over a device mesh."""
-    from torch.distributed.device_mesh import DeviceMesh
-
     mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("cp",))
     state = packed.setup_magi({"model": {"backend": {"attn": "magi"}}}, mesh, label="a test")
     assert state.custom and not state.hf_dispatch and state.cp_size == dist.get_world_size(group)

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 
 import test_transformers as models
+from dense import close, gradients
 from magi_attention.integrations import packed
 from magi_attention.integrations.packed import AttnMaskSpec, PrefixTree
-from ranks import over
+from ranks import over, sum_over
 
 ROWS = 61  # no multiple of anything
 
@@ -36,16 +37,11 @@ def compare(group, name: str, run, wanted_logits) -> None:
     model = models.model(name, "magi")
     loss = run(model)
     loss.backward()
-    loss = loss.detach().clone()
-    found = models.gradients(model)
-    if group is not None:
-        for tensor in (loss, *found.values()):
-            dist.all_reduce(tensor, group=group)
+    loss, found = loss.detach().clone(), gradients(model)
+    sum_over(group, loss, *found.values())
     allowed = models.tolerance(name)
     assert abs(loss - wanted) <= allowed * abs(wanted)
-    for key, gradient in models.gradients(alone).items():
-        error = (found[key] - gradient).abs().max()
-        assert error <= allowed * max(1.0, gradient.abs().max()), key
+    close(found, gradients(alone), allowed)
 
 
 def one_sequence(group, name: str) -> None:
@@ -77,10 +73,8 @@ def test_tree_of_samples(group):
     labels, weights = local.pop("labels"), local.pop("loss_weights")
     loss = packed.branch_loss(model(**local).logits, labels, weights)
     loss.backward()
-    loss, found = loss.detach().clone(), models.gradients(model)
-    if group is not None:
-        for tensor in (loss, *found.values()):
-            dist.all_reduce(tensor, group=group)
+    loss, found = loss.detach().clone(), gradients(model)
+    sum_over(group, loss, *found.values())
     wanted = 0.0
     for ranges in tree.sample_token_ranges:
         sample = torch.cat([ids[:, begin:end] for begin, end in ranges], 1)
@@ -88,8 +82,7 @@ def test_tree_of_samples(group):
         wanted = wanted + F.cross_entropy(logits, sample[0, 1:], reduction="sum")
     wanted.backward()
     assert abs(loss - wanted) < 1e-7 * wanted
-    for key, gradient in models.gradients(alone).items():
-        assert (found[key] - gradient).abs().max() <= 1e-5 * max(1.0, gradient.abs().max()), key
+    close(found, gradients(alone))
 
 
 @over(1, 2, 4)
@@ -162,12 +155,11 @@ def test_images():
             given["magi_plan"] = lambda *shape: seen.append(shape) or causal(*shape)
         logits = model(**given).logits
         logits.square().sum().backward()
-        found.append((logits.detach(), models.gradients(model)))
-    (wanted, wanted_gradients), (logits, gradients) = found
+        found.append((logits.detach(), gradients(model)))
+    (wanted, wanted_gradients), (logits, ours) = found
     assert seen == [(ROWS, (4, 2, 8, 8))] * 2  # of each layer of the language model
     assert (logits - wanted).abs().max() < 1e-9
-    for key, gradient in wanted_gradients.items():
-        assert (gradients[key] - gradient).abs().max() <= 1e-7 * max(1.0, gradient.abs().max())
+    close(ours, wanted_gradients, 1e-7)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])

@@ -84,10 +84,6 @@ def test_shared_heads_of_uneven_shards(ranks, rows, heads):
     ranks.run(2, cases.pipeline, case)
 
 
-def test_flattened_head_groups_share_heads(ranks):
-    ranks.run(2, cases.flattened_head_groups, Case(mask="varlen_causal", heads=(8, 2)))
-
-
 @pytest.mark.parametrize("rows", [100, 101, 110])
 def test_uneven_shards(ranks, rows):
     ranks.run(3, cases.pipeline, Case(rows=rows, uneven=True, alg="SequentialDispatchAlg"))
@@ -106,23 +102,17 @@ def test_same_bits(ranks, work):
     ranks.run(4, cases.same_bits, case)
 
 
-def test_hybrid_masks(ranks):
-    ranks.run(3, cases.hybrid, Case(rows=90))
-
-
 @pytest.mark.parametrize("work", [None, "queries", "heads"])
 def test_hybrid_masks_in_order(ranks, work):
     case = Case(rows=90, layout="contiguous", heads=(8, 4), work=work)
     ranks.run(4 if work == "heads" else 3, cases.hybrid, case)
 
 
-@pytest.mark.parametrize("rows, uneven", [(64, False), (65, False), (67, True)])
-def test_shards(ranks, rows, uneven):
-    ranks.run(3, cases.shards, rows, uneven)
-
-
-def test_shards_of_which_one_is_empty(ranks):
-    ranks.run(3, cases.shards, cases.IDLE.rows, True, True)
+@pytest.mark.parametrize(
+    "given", [(64, False), (65, False), (67, True), (cases.IDLE.rows, True, True)], ids=str
+)
+def test_shards(ranks, given):
+    ranks.run(3, cases.shards, *given)
 
 
 @pytest.mark.parametrize("is_per_row", [False, True])
@@ -130,40 +120,25 @@ def test_attention_of_a_rank_without_rows(ranks, is_per_row):
     ranks.run(3, cases.pipeline, replace(cases.IDLE, sinks=2, sink_per_row=is_per_row))
 
 
-def test_gradients_of_shards(ranks):
-    ranks.run(4, cases.gradients_of_shards, 50)
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_functions_of_bound_plans(ranks, size):
-    ranks.run(size, cases.functions_of_bound_plans, 50)
-
-
-def test_meshes_and_two_groups(ranks):
-    ranks.run(4, cases.meshes_and_two_groups, Case(rows=80))
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_checkpointing(ranks, size):
-    ranks.run(size, cases.checkpointing, Case(rows=70))
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_compiled(ranks, size):
-    ranks.run(size, cases.compiled, Case(rows=70))
-
-
-@pytest.mark.parametrize("is_compiled", [False, True])
-def test_plan_of_one_call(ranks, is_compiled):
-    ranks.run(2, cases.plan_of_one_call, is_compiled)
-
-
-def test_reduced_sink_gradients(ranks):
-    ranks.run(3, cases.reduced_sink_gradients, Case(rows=60, sinks=2))
-
-
-def test_plan_mismatch(ranks):
-    ranks.run(2, cases.plan_mismatch)
+@pytest.mark.parametrize(
+    "sizes, case, given",
+    [
+        ([2], cases.flattened_head_groups, [Case(mask="varlen_causal", heads=(8, 2))]),
+        ([3], cases.hybrid, [Case(rows=90)]),
+        ([4], cases.gradients_of_shards, [50]),
+        ([1, 3], cases.functions_of_bound_plans, [50]),
+        ([4], cases.meshes_and_two_groups, [Case(rows=80)]),
+        ([1, 2], cases.checkpointing, [Case(rows=70)]),
+        ([1, 2], cases.compiled, [Case(rows=70)]),
+        ([2], cases.plan_of_one_call, [False]),
+        ([2], cases.plan_of_one_call, [True]),
+        ([3], cases.reduced_sink_gradients, [Case(rows=60, sinks=2)]),
+        ([2], cases.plan_mismatch, []),
+    ],
+)
+def test_cases(ranks, sizes, case, given):
+    for size in sizes:
+        ranks.run(size, case, *given)
 
 
 @pytest.mark.parametrize(

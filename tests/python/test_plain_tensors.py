@@ -9,6 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses import FakeTensorMode
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import dense
 from magi_attention import Plan, api, masks
@@ -150,10 +155,6 @@ def test_group_collectives(group):
 @over(1, 2)
 def test_distributed_tensors(group):
     """A DTensor is refused in favour of its parts; what a collective still fills is waited for."""
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
     case = Case(rows=64, heads=(4, 2), head_dim=8)
     key = make_key(dense.masks(64)["causal"], case, group)
     q, k, v = (api.dispatch(t, key) for t in make_tensors(case)[:3])
@@ -375,8 +376,6 @@ def test_subclasses_that_change_no_operator(name):
 
 def test_torch_functions_and_modes():
     """Modes that only look on change nothing."""
-    from torch.overrides import TorchFunctionMode
-    from torch.utils.flop_counter import FlopCounterMode
 
     class Counted(TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):

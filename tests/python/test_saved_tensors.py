@@ -15,7 +15,7 @@ from magi_attention._native import attention
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.errors import CommError
 from ranks import over, own_group, refuses_soon
-from test_derivatives import Watching
+from test_derivatives import LISTS, RANGES, ROWS, Watching
 from test_plain_tensors import freed
 from test_sparse_ranks import HEADS, bound_under, lists_inside, tensors, window_of
 from test_views import negated, permuted, sliced, strided, turned
@@ -101,11 +101,6 @@ def test_over_ranks(group, rows: int = 60):
     check(bound.calc_attn, [*local, sink], upstream, 6)
     lists = bound.dispatch(lists_inside(rows, 8, 3, 1))
     check(lambda *qkv: bound.calc_sparse_attn(*qkv, lists), local, upstream, 5)
-
-
-ROWS = 6
-RANGES = torch.tensor([[0, ROWS]], dtype=torch.int32)
-LISTS = torch.arange(ROWS, dtype=torch.int32).expand(ROWS, 2, ROWS).contiguous()
 
 
 def leaves(dtype=torch.float32):

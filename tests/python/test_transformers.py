@@ -28,12 +28,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import dense
 import pipeline_cases
+from dense import close, gradients
 from magi_attention import Plan, api
 from magi_attention.common import AttnRange, AttnRanges
 from magi_attention.integrations import packed
 from magi_attention.integrations.transformers import attention, check_model, register, shard
 from magi_attention.training import save_attention
-from ranks import over, refuses
+from ranks import over, refuses, sum_over
 from test_training import Counts
 
 ROWS = 60
@@ -117,10 +118,6 @@ def loss_of(logits: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(flat, shifted.view(-1), reduction="sum")
 
 
-def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
-
-
 def dense_mask(window: int | None = None) -> torch.Tensor:
     """bool [1, 1, ROWS, ROWS]."""
     q_ranges, k_ranges, types = documents(window=window)
@@ -174,9 +171,7 @@ def trained(group, name: str, checkpointed: bool | dict = False, compiled: bool 
     loss.backward()
     found = gradients(module)
     total = loss.detach().clone()
-    if group is not None:
-        for tensor in (total, *found.values()):
-            dist.all_reduce(tensor, group=group)
+    sum_over(group, total, *found.values())
     return total, found
 
 
@@ -185,10 +180,7 @@ def agrees(group, name: str, checkpointed: bool | dict = False, compiled: bool =
     loss, found = trained(group, name, checkpointed, compiled)
     allowed = tolerance(name)
     assert abs(loss - wanted_loss) <= allowed * abs(wanted_loss)
-    assert found.keys() == wanted.keys()
-    for key, gradient in wanted.items():
-        error = (found[key] - gradient).abs().max().item()
-        assert error <= allowed * max(1.0, gradient.abs().max().item()), f"{key}: {error:.3g}"
+    close(found, wanted, allowed)
 
 
 @over(2)

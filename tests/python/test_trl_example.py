@@ -35,6 +35,13 @@ def run_rank(world, *arguments) -> list[dict]:
         return run(*arguments)
 
 
+def same_losses(logged: list[dict], reference: list[dict]) -> None:
+    assert len(reference) == 3
+    for wanted, found in zip(reference, logged):
+        for name in wanted.keys() & NAMES:
+            assert found[name] == pytest.approx(wanted[name], rel=1e-4), name
+
+
 @pytest.mark.parametrize("options", [(), ("--no-packing",)])
 def test_losses(ranks, tmp_path, capsys, options):
     """Every layer of both steps keeps its attention; a line of each step tells the speed."""
@@ -43,10 +50,7 @@ def test_losses(ranks, tmp_path, capsys, options):
         alone = run(tmp_path / "alone", *options)
     assert kept.call_count == 2 * 2 and capsys.readouterr().out.count(" tokens/s, ") == 2
     shared = ranks.run(4, run_rank, tmp_path / "shared", "--cp-size", "4", *options)[0]
-    assert len(alone) == 3
-    for wanted, found in zip(alone, shared):
-        for name in wanted.keys() & NAMES:
-            assert found[name] == pytest.approx(wanted[name], rel=1e-4), name
+    same_losses(shared, alone)
 
 
 @pytest.mark.parametrize("options", [(), ("--no-packing",)])
@@ -54,7 +58,4 @@ def test_planned_batches(ranks, tmp_path, options):
     """Ranks that share planned batches have the losses of replicas."""
     replicas = ranks.run(4, run_rank, tmp_path / "replicas", *options, "--cp-size", "1")[0]
     planned = ranks.run(4, run_rank, tmp_path / "planned", *options, "--plan-batches")[0]
-    assert len(replicas) == 3
-    for wanted, found in zip(replicas, planned):
-        for name in wanted.keys() & NAMES:
-            assert found[name] == pytest.approx(wanted[name], rel=1e-4), name
+    same_losses(planned, replicas)

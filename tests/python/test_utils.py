@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dense
-from magi_attention import utils
+from magi_attention import api, utils
 from magi_attention.common import AttnRanges, enum, range, ranges
 from magi_attention.meta.collection.calc_meta import AttnArg
 from ranks import launch
@@ -45,8 +45,6 @@ def test_dense_masks():
 
 def test_helpers_are_in_host_memory_without_cuda():
     """The original's default, "cuda", where torch has none."""
-    from magi_attention import api
-
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     assert api.infer_varlen_mask_from_batch(2, 3)[0].device.type == kind
     with pytest.warns(DeprecationWarning):
@@ -88,14 +86,12 @@ def test_quickstart():
 
 
 def test_aliases_are_types():
-    from magi_attention.api import GeneralAttnMaskType
-
     assert typing.get_args(enum.AttnSinkLayout) == ("sh", "shd", "ssh")
     assert typing.get_args(enum.GroupReduceOp) == ("sum", "avg", "lse")
     assert torch.Tensor in typing.get_args(enum.OutMaybeWithLSE)
     assert range.NaiveRange == tuple[int, int]
     assert typing.get_args(ranges.NaiveRanges) == (tuple[int, int],)
-    assert str in typing.get_args(GeneralAttnMaskType)
+    assert str in typing.get_args(api.GeneralAttnMaskType)
 
 
 def test_arguments_of_a_call():

@@ -6,6 +6,7 @@ test_pipeline.py runs on fewer.
 import json
 
 import pytest
+from torch.distributed.device_mesh import init_device_mesh
 
 import dense
 import pipeline_cases as cases
@@ -69,8 +70,6 @@ def test_queries_by_node(group):
     """Moving queries go by the nodes of a 2-D mesh, which the original refuses;
     results and gradients are those of dense attention.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-
     mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("inter", "intra"))
     case, mask = Case(rows=512, heads=(8, 8)), dense.masks(512)["bi_causal_q_overlap"]
     plain = make_key(mask, case, mesh)

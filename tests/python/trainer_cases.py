@@ -16,11 +16,12 @@ import torch.distributed as dist
 from transformers import Trainer, TrainingArguments
 
 import test_transformers as models
+from dense import close, gradients
 from magi_attention import api
 from magi_attention.integrations.batches import MagiBatchCollator
 from magi_attention.integrations.trainer import MagiCallback, MagiCollator, unpad, use
 from magi_attention.training import Offload
-from ranks import refuses
+from ranks import refuses, sum_over
 
 STEPS = 4
 
@@ -377,7 +378,6 @@ def by_kernels(world, *arguments) -> None:
 def loop(group, name: str, change: str = "") -> None:
     """A plain loop: gradients of one step."""
     dataset = samples(5)
-    size = 1 if group is None else dist.get_world_size(group)
     model = use(models.model(name, "eager"))
     alone = models.model(name, "eager")
     if change == "lora":
@@ -391,21 +391,14 @@ def loop(group, name: str, change: str = "") -> None:
     del arguments["labels"]
     loss = models.loss_of(model(**arguments).logits, shifted)
     loss.backward()
-    found = models.gradients(model)
-    total = loss.detach().clone()
-    if size > 1:
-        for tensor in (total, *found.values()):
-            dist.all_reduce(tensor, group=group)
+    total, found = loss.detach().clone(), gradients(model)
+    sum_over(group, total, *found.values())
     wanted = sum(sum_of_losses(alone, sample) for sample in dataset)
     wanted.backward()
     assert abs(total - wanted) < 1e-4 * wanted
-    expected = models.gradients(alone)
-    assert found.keys() == expected.keys()
     if change == "lora":
         assert all("lora" in key for key in found)
-    for key, gradient in expected.items():
-        error = (found[key] - gradient).abs().max()
-        assert error <= 1e-4 * max(1.0, gradient.abs().max()), f"{key}: {error:.3g}"
+    close(found, gradients(alone), 1e-4)
 
 
 def own_samples(group) -> None:

@@ -26,6 +26,12 @@ std::vector<int> dense_counts(const BandSlice& slice, std::int32_t rows_q, std::
   return dense_counts(Mask{rows_q, rows_k, {slice}});
 }
 
+Matrix matrix_of(const Mask& mask) {
+  Matrix matrix;
+  for (const std::uint16_t count : expand(mask)) matrix.push_back(count != 0 ? 1 : 0);
+  return matrix;
+}
+
 std::string describe(const BandSlice& slice) {
   std::ostringstream text;
   text << "{" << slice.q0 << ", " << slice.q1 << ", " << slice.k0 << ", " << slice.k1 << ", "

@@ -19,6 +19,11 @@ bool sees(const BandSlice& slice, std::int64_t i, std::int64_t j);
 std::vector<int> dense_counts(const Mask& mask);
 std::vector<int> dense_counts(const BandSlice& slice, std::int32_t rows_q, std::int32_t rows_k);
 
+using Matrix = std::vector<std::uint8_t>;
+
+/// 1 for every pair that the mask holds, 0 for the others, row-major [rows_q, rows_k].
+Matrix matrix_of(const Mask& mask);
+
 /// The mask as a C++-like literal, for messages of failing random tests.
 std::string describe(const Mask& mask);
 std::string describe(const BandSlice& slice);

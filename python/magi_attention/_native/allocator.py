@@ -82,8 +82,7 @@ class AttentionHandle(Handle):
         backend: str | None,
         are_partials_rounded: bool = False,
     ) -> None:
-        options = AttentionOptions()
-        lib.magi_attention_options_init(options.address)
+        options = AttentionOptions.filled(lib.magi_attention_options_init)
         options.allocator = ctypes.pointer(TORCH_ALLOCATOR)
         if exchange_sms is not None:
             options.exchange_sms = exchange_sms

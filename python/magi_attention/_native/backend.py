@@ -280,6 +280,25 @@ def _on_stream(device: torch.device, stream: int | None):
     return torch.cuda.stream(torch.cuda.ExternalStream(stream, device))
 
 
+def _guarded(entry: Callable[..., None]) -> Callable[..., int]:
+    """A function of the table that returns a status; its last_error tells what entry raised."""
+
+    def call(self: SuppliedBackend, _context, *given) -> int:
+        try:
+            with torch.no_grad():
+                entry(self, *given)
+            return _OK
+        except (ValueError, TypeError, NotImplementedError) as error:
+            self._error.text = words_of(error)
+            return _INVALID_ARGUMENT
+        except BaseException as error:  # nothing may unwind into the library
+            keep_end(error)
+            self._error.text = words_of(error, is_named=True)
+            return _INTERNAL_ERROR
+
+    return call
+
+
 class SuppliedBackend:
     """A table whose entries call functions of Python; lives as long as the process, since the
     library may call a backend after it was taken out.
@@ -300,47 +319,24 @@ class SuppliedBackend:
             release=_RELEASE(self._release_entry), last_error=_LAST_ERROR(self._last_error_entry),
         )  # fmt: skip
 
-    def _guarded(self, body: Callable[[], None]) -> int:
-        try:
-            with torch.no_grad():
-                body()
-            return _OK
-        except (ValueError, TypeError, NotImplementedError) as error:
-            self._error.text = words_of(error)
-            return _INVALID_ARGUMENT
-        except BaseException as error:  # nothing may unwind into the library
-            keep_end(error)
-            self._error.text = words_of(error, is_named=True)
-            return _INTERNAL_ERROR
+    @_guarded
+    def _plan_entry(self, problem, handle) -> None:
+        prepared = self._prepare(_problem(problem[0]))
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._prepared[number] = prepared
+        handle[0] = number
 
-    def _plan_entry(self, _context, problem, handle) -> int:
-        def body() -> None:
-            prepared = self._prepare(_problem(problem[0]))
-            with self._lock:
-                number, self._next = self._next, self._next + 1
-                self._prepared[number] = prepared
-            handle[0] = number
+    @_guarded
+    def _forward_entry(self, handle, inputs, result, stream) -> None:
+        with _on_stream(inputs[0].q[0].torch_device, stream):
+            self._forward(self._prepared[handle], _inputs(inputs[0]), _result(result[0]))
 
-        return self._guarded(body)
-
-    def _forward_entry(self, _context, handle, inputs, result, stream) -> int:
-        def body() -> None:
-            with _on_stream(inputs[0].q[0].torch_device, stream):
-                self._forward(self._prepared[handle], _inputs(inputs[0]), _result(result[0]))
-
-        return self._guarded(body)
-
-    def _backward_entry(self, _context, handle, inputs, result, gradients, stream) -> int:
-        def body() -> None:
-            with _on_stream(inputs[0].q[0].torch_device, stream):
-                self._backward(
-                    self._prepared[handle],
-                    _inputs(inputs[0]),
-                    _result(result[0]),
-                    _gradients(gradients[0]),
-                )
-
-        return self._guarded(body)
+    @_guarded
+    def _backward_entry(self, handle, inputs, result, gradients, stream) -> None:
+        with _on_stream(inputs[0].q[0].torch_device, stream):
+            given = _inputs(inputs[0]), _result(result[0]), _gradients(gradients[0])
+            self._backward(self._prepared[handle], *given)
 
     def _release_entry(self, _context, handle) -> None:
         with self._lock:

@@ -39,12 +39,6 @@ class BatchReport(Sized):
     )
 
 
-def default_batch_config() -> BatchConfig:
-    config = BatchConfig()
-    lib.magi_batch_config_init(config.address)
-    return config
-
-
 class BatchHandle(Handle):
     """An immutable plan of a batch."""
 

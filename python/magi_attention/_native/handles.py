@@ -301,13 +301,5 @@ class PlanHandle(Handle):
         return report
 
 
-def default_placement_config() -> structs.PlacementConfig:
-    config = structs.PlacementConfig()
-    lib.magi_placement_config_init(config.address)
-    return config
-
-
 def default_plan_config() -> structs.PlanConfig:
-    config = structs.PlanConfig()
-    lib.magi_plan_config_init(config.address)
-    return config
+    return structs.PlanConfig.filled(lib.magi_plan_config_init)

@@ -31,13 +31,9 @@ def follow(level: int) -> None:
     if level == _followed:
         return
     if _followed is None:
-        atexit.register(_silence)
+        # Threads of the library may outlive the interpreter, which must not be called any more.
+        atexit.register(lib.magi_set_log_sink, None, None, 0)
     # Errors pass at least: the logger may still refuse them.
     threshold = max((i for i, one in enumerate(_LEVELS) if one >= level), default=0)
     check(lib.magi_set_log_sink(cast(_sink, c_void_p), None, threshold))
     _followed = level
-
-
-def _silence() -> None:
-    """Threads of the library may outlive the interpreter, which must not be called any more."""
-    lib.magi_set_log_sink(None, None, 0)

@@ -46,8 +46,7 @@ def nccl_communicator(rank: int, num_ranks: int, device: int, allgather: Allgath
     rank's bytes, of one size, in rank order, for as long as the communicator lives. CommError
     naming the rank that cannot join, ValueError where this process has no such GPU.
     """
-    options = NcclOptions()
-    lib.magi_nccl_options_init(options.address)
+    options = NcclOptions.filled(lib.magi_nccl_options_init)
     bootstrap = _CallbackBootstrap(rank, num_ranks, allgather)
     try:
         address = made(lib.magi_nccl_group_create, bootstrap.args.address, device, options.address)

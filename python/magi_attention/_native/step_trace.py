@@ -41,20 +41,15 @@ def is_tracing() -> bool:
 def stop_traces() -> list[tuple[PlanHandle, int, list[Span]]]:
     """Plan, rank and notes of all attention that was called meanwhile."""
     handles, AttentionHandle.traced = AttentionHandle.traced or [], None
-    found = []
+    found, rank = [], ctypes.c_int32()
     for handle in handles:
         notes = rows_of_ints(6, lib.magi_attention_stop_trace, handle.address, kind="q")
         spans = [Span(kind, bool(back), *rest) for kind, back, *rest in notes]
         if spans:
-            found.append((handle.plan, _rank_of(handle), spans))
+            given = handle.communicator.address, ctypes.addressof(rank)
+            told(ctypes.c_int32, lib.magi_communicator_rank, *given)  # the number of ranks
+            found.append((handle.plan, rank.value, spans))
     return found
-
-
-def _rank_of(handle: AttentionHandle) -> int:
-    rank = ctypes.c_int32()
-    given = handle.communicator.address, ctypes.addressof(rank)
-    told(ctypes.c_int32, lib.magi_communicator_rank, *given)  # the number of ranks
-    return rank.value
 
 
 def predicted_steps(plan: PlanHandle, rank: int, is_backward: bool) -> list[tuple[int, ...]]:

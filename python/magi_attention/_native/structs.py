@@ -40,6 +40,13 @@ class Sized(ctypes.Structure):
     def __init__(self, **fields) -> None:
         super().__init__(struct_size=ctypes.sizeof(self), **fields)
 
+    @classmethod
+    def filled(cls, fill):
+        """The struct as a function of the library fills it: with its defaults."""
+        made = cls()
+        fill(made.address)
+        return made
+
     def __setattr__(self, name: str, value) -> None:
         if isinstance(value, int) and not 0 <= value < 1 << 31:
             check_bits(name, value, dict(self._fields_).get(name))

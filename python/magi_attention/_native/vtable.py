@@ -118,8 +118,7 @@ class Communicator(Handle):
     @staticmethod
     def alone() -> Communicator:
         """A group of one rank."""
-        options = CommOptions()
-        lib.magi_comm_options_init(options.address)
+        options = CommOptions.filled(lib.magi_comm_options_init)
         return Communicator(made(lib.magi_thread_group_create, 1, options.address))
 
     @staticmethod
@@ -132,8 +131,7 @@ class Communicator(Handle):
         """The same ranks, each with a GPU of one host, which write rows straight into each other's
         memory. Collective; CommError on all ranks where one of them cannot take part.
         """
-        options = CommOptions()
-        lib.magi_comm_options_init(options.address)
+        options = CommOptions.filled(lib.magi_comm_options_init)
         address = made(lib.magi_nvlink_group_create, self.address, device, options.address)
         return Communicator(address, self._supplied)
 

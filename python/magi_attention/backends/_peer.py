@@ -80,15 +80,14 @@ class PeerAttention:
             if self._made is None:
                 problem = self._problem
                 layers = layers_of(problem.slices, problem.q_shape[0], problem.k_shape[0])
-                made = [self._part(*one) for one in self._make_kernels(problem, layers)]
+                made = []
+                for kernel, runs in self._make_kernels(problem, layers):
+                    lone = (t.to(problem.device) if len(t) else None for t in unseen(runs))
+                    made.append(_Part(kernel, *lone))
                 if problem.device.type == "cuda":  # later calls may be on other streams
                     torch.cuda.current_stream(problem.device).synchronize()
                 self._made = made
             return self._made
-
-    def _part(self, kernel: Kernel, runs: Runs) -> _Part:
-        lone = (t.to(self._problem.device) if len(t) else None for t in unseen(runs))
-        return _Part(kernel, *lone)
 
     def forward(self, inputs: Inputs, result: Result) -> None:
         """Does what forward does in magi_attention.backends.register."""

@@ -57,7 +57,9 @@ class ProcessGroupTransport:
         self.num_ranks = dist.get_world_size(group)
         self.backend = b"process_group"
         self._aborted: str | None = None
-        backends = _backends(group)
+        # {"cpu": "gloo", "cuda": "nccl"}
+        named = str(dist.get_backend_config(group)).split(",")
+        backends = dict(pair.split(":") for pair in named)
         self.moves_host_memory = "cpu" in backends
         self.moves_device_memory = backends.get("cuda") == "nccl"
         self._streams = LruCache(64)  # by address and device
@@ -256,9 +258,3 @@ def check_device(transport: ProcessGroupTransport, device: torch.device) -> None
         raise ValueError("cp_group is nccl alone; allowed for host tensors: a group with gloo")
     if device.type == "cuda" and not transport.moves_device_memory:
         raise ValueError("cp_group has no nccl; allowed for tensors on a GPU: a group with nccl")
-
-
-def _backends(group: dist.ProcessGroup) -> dict[str, str]:
-    """Names what carries tensors of each device type: {"cpu": "gloo", "cuda": "nccl"}."""
-    pairs = (pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
-    return dict(pairs)

@@ -5,6 +5,7 @@ and processes of torchrun.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -33,17 +34,10 @@ def set_random_seed(seed: int) -> None:
     """Seeds Python's, NumPy's (where it is installed) and torch's generators."""
     random.seed(seed)
     torch.manual_seed(seed)
-    numpy = _numpy_random()
-    if numpy is not None:
-        numpy.seed(seed)
-
-
-def _numpy_random():
-    try:
+    with contextlib.suppress(ImportError):
         import numpy.random
-    except ImportError:
-        return None
-    return numpy.random
+
+        numpy.random.seed(seed)
 
 
 _CAUSAL, _INV_CAUSAL = 1, 2  # bits of a type's number
@@ -92,12 +86,10 @@ def make_attn_mask_from_ffa_args(
 get_attn_mask_from_ffa_args = make_attn_mask_from_ffa_args
 
 
-def _no_bias(rank: int) -> int:
-    return 0
-
-
 def setup_dist_env(
-    backend: str = "nccl", base_seed: int | None = None, seed_bias: Callable[[int], int] = _no_bias
+    backend: str = "nccl",
+    base_seed: int | None = None,
+    seed_bias: Callable[[int], int] = lambda rank: 0,
 ) -> tuple[int, int, int, int, int, dist.ProcessGroup, int | torch.device, int | None]:
     """Starts torch.distributed in a process of torchrun (or alone, as the one rank) on the GPU of
     its local rank; where torch has no CUDA in host memory, over gloo in place of nccl. base_seed:

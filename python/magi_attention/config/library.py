@@ -10,7 +10,6 @@ from magi_attention._native.handles import (
     MaskHandle,
     PlacementHandle,
     PlanHandle,
-    default_placement_config,
     default_plan_config,
 )
 from magi_attention._native.library import check, lib
@@ -91,7 +90,7 @@ def _read_cost_file(native: structs.PlanConfig, path: str) -> None:
 
 def to_placement_config(dispatch: DispatchConfig) -> structs.PlacementConfig:
     """The library's defaults with this placement."""
-    native = default_placement_config()
+    native = structs.PlacementConfig.filled(lib.magi_placement_config_init)
     is_in_order = dispatch.layout == "contiguous"
     alg = DispatchAlgType.SEQUENTIAL_SELECT if is_in_order else dispatch.alg.type
     native.algorithm = _PLACED_AS.get(alg, alg).value.encode()

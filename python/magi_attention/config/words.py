@@ -41,7 +41,10 @@ def chosen_config(
                     "part of config, such as DistAttnConfig(work='auto')"
                 )
         return config
-    return DistAttnConfig(_placement(placement), _overlap(overlap), work=work)
+    stages = chosen_overlap()
+    if overlap is not None:
+        stages = OverlapConfig(degree=check_int("overlap", overlap, 0))
+    return DistAttnConfig(_placement(placement), stages, work=work)
 
 
 def _placement(word: str | None) -> DispatchConfig:
@@ -51,9 +54,3 @@ def _placement(word: str | None) -> DispatchConfig:
     if word == IN_ORDER:
         return DispatchConfig(layout=IN_ORDER)
     return DispatchConfig(alg=_ALGORITHMS[word]())
-
-
-def _overlap(degree: int | None) -> OverlapConfig:
-    if degree is None:
-        return chosen_overlap()
-    return OverlapConfig(degree=check_int("overlap", degree, 0))

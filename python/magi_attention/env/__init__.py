@@ -19,12 +19,6 @@ __all__ = ["build", "comm", "general"]
 _given_level: int | None = None
 
 
-def _set_level(logger: logging.Logger, level: int) -> None:
-    global _given_level
-    logger.setLevel(level)
-    _given_level = level
-
-
 def apply_log_level() -> None:
     """Gives the logger "magi_attention" the level of MAGI_ATTENTION_LOG_LEVEL and, where that is
     set and the program has no handlers, one that writes to stderr. Where it is not set, a level
@@ -32,10 +26,12 @@ def apply_log_level() -> None:
     """
     from magi_attention._native.log import follow
 
+    global _given_level
     logger = logging.getLogger("magi_attention")
     level, is_asked = general.log_level(), is_set(PREFIX + "LOG_LEVEL")
     if logger.level != level and (is_asked or logger.level in (logging.NOTSET, _given_level)):
-        _set_level(logger, level)  # to set it clears what every logger has cached
+        logger.setLevel(level)  # which clears what every logger has cached
+        _given_level = level
     if is_asked and not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))

@@ -83,7 +83,10 @@ def block_sparse_attn_func(
     found = _attend_by_blocks(attend, (q, k, v), (sink, sink_layout), mask, blocks, max_runs)
     if found is not None:
         return found
-    runs, missing = runs_of_mask(mask, _capacity(mask, max_runs))
+    room = None  # for all runs that the mask has
+    if not _is_read(mask):
+        room = mask[..., 0].numel() * -(-mask.shape[2] // 2) if max_runs is None else max_runs
+    runs, missing = runs_of_mask(mask, room)
     if max_runs is not None and _is_read(mask) and runs.head.shape[0] > max_runs:
         raise ValueError(f"block_mask has {runs.head.shape[0]} runs; allowed: {max_runs}, max_runs")
     ranges = folded_ranges(runs, blocks, torch.stack((missing, torch.full_like(missing, -1))))
@@ -118,14 +121,6 @@ def _attend_by_blocks(
 def _is_read(mask: torch.Tensor) -> bool:
     """Whether the host reads the mask: it does in host memory outside of graphs, at no cost."""
     return mask.device.type == "cpu" and not is_intercepted()
-
-
-def _capacity(mask: torch.Tensor, max_runs: int | None) -> int | None:
-    """The runs that have room; None: all that the mask has."""
-    if _is_read(mask):
-        return None
-    heads, num_q, num_k = mask.shape
-    return heads * num_q * -(-num_k // 2) if max_runs is None else max_runs
 
 
 def check_mask(

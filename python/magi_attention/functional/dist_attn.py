@@ -51,12 +51,19 @@ class HasAttention(Protocol):
     attention: RankAttention
 
 
-def _checked(attention: RankAttention, q, k, v, sink, scale, softcap, sink_layout: int):
-    """Checks q, k, v and sink as calc_attn does, for callers of operators and graphs."""
-    q, k, v = check_local(q, k, v, attention.local_shape, None)
-    check_params(scale or None, softcap, q.dtype)
-    sink = check_computed_sink(sink, sink_layout, q)
-    return q, k, v, sink
+def _checked(attention: RankAttention, q, k, v, sink, numbers: tuple, **results):
+    """Checks q, k, v and sink as calc_attn does, and results of a forward, for callers of operators
+    and graphs; other ranks are told. numbers: scale, softcap and the sink's layout.
+    """
+    scale, softcap, sink_layout = numbers
+    try:
+        q, k, v = check_local(q, k, v, attention.local_shape, None)
+        check_params(scale or None, softcap, q.dtype)
+        sink = check_computed_sink(sink, sink_layout, q)
+        return q, k, v, sink, *check_results(q, v, **results)
+    except Exception as error:
+        attention.refuse(error)
+        raise
 
 
 def _forward(
@@ -64,13 +71,9 @@ def _forward(
     softcap_symbol=None,
 ):  # fmt: skip
     attention = find_attention(plan)
-    scale, softcap = number_of(scale, scale_symbol), number_of(softcap, softcap_symbol)
-    try:
-        q, k, v, sink = _checked(attention, q, k, v, sink, scale, softcap, sink_layout)
-    except Exception as error:
-        attention.refuse(error)
-        raise
-    options = Options(scale, softcap, sink_layout, with_max_logits)
+    numbers = number_of(scale, scale_symbol), number_of(softcap, softcap_symbol), sink_layout
+    q, k, v, sink = _checked(attention, q, k, v, sink, numbers)
+    options = Options(*numbers, with_max_logits)
     out, lse, max_logits = forward(attention.find_call(q, k, v, sink, options), q, k, v, sink)
     lse.attention = attention  # a compiled backward is given this tensor and a number
     return out, lse, max_logits
@@ -81,14 +84,11 @@ def _backward(
     softcap_symbol=None,
 ):  # fmt: skip
     attention = find_attention(plan)
-    scale, softcap = number_of(scale, scale_symbol), number_of(softcap, softcap_symbol)
-    try:
-        q, k, v, sink = _checked(attention, q, k, v, sink, scale, softcap, sink_layout)
-        dout, dlse, out, lse = check_results(q, v, dout=dout, dlse=dlse, out=out, lse=lse)
-    except Exception as error:
-        attention.refuse(error)
-        raise
-    options = Options(scale, softcap, sink_layout, is_fast_backward=attention.is_fast_backward)
+    numbers = number_of(scale, scale_symbol), number_of(softcap, softcap_symbol), sink_layout
+    q, k, v, sink, dout, dlse, out, lse = _checked(
+        attention, q, k, v, sink, numbers, dout=dout, dlse=dlse, out=out, lse=lse
+    )
+    options = Options(*numbers, is_fast_backward=attention.is_fast_backward)
     call = attention.calls.find(q, k, v, sink, options)
     gradients = backward(call, dout, dlse, q, k, v, out, lse, sink)
     if sink is not None and sink_layout == 0:

@@ -221,21 +221,11 @@ def _attend(
     if is_eager(q, k, v):
         native = Options(scale, softcap, *numbers, not deterministic)
         return run(q, k, v, sink, flex_call(q, k, v, sink, mask, native, backend), None)
-    tensors = (q, k, v, *mask, sink)
-    return _by_operators(tensors, with_symbols(scale, softcap), numbers, (deterministic, backend))
-
-
-def _by_operators(
-    tensors: tuple, numbers: tuple, options: tuple, other: tuple
-) -> tuple[torch.Tensor, AttnForwardMeta]:
-    """options: layout, return_max_logits, sm_margin; numbers: with_symbols; other: deterministic
-    and the backend.
-    """
-    scale, softcap, symbols = numbers
-    out, lse, max_logits = _FlexAttention.apply(
-        *distinct(*tensors), *symbols, (scale, softcap, *options), other
-    )
-    return out, AttnForwardMeta(lse=lse, max_logits=max_logits if options[1] else None)
+    tensors = distinct(q, k, v, *mask, sink)
+    scale, softcap, symbols = with_symbols(scale, softcap)
+    options = (scale, softcap, *numbers), (deterministic, backend)
+    out, lse, max_logits = _FlexAttention.apply(*tensors, *symbols, *options)
+    return out, AttnForwardMeta(lse=lse, max_logits=max_logits if return_max_logits else None)
 
 
 def ffa_fa4_func(

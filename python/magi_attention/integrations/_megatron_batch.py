@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -343,10 +344,7 @@ def _as_documents(batch: Mapping[str, Any], causal: bool) -> tuple[dict[str, Any
 
 
 def _packed(lengths: Sequence[int], causal: bool) -> Documents:
-    starts, total = [], 0
-    for length in lengths:
-        starts.append(total)
-        total += length
+    *starts, total = itertools.accumulate(lengths, initial=0)
     return Documents(tuple(starts), tuple(lengths), total, causal)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from magi_attention import recurrent
 from magi_attention.common._arguments import check_kind
 from magi_attention.integrations._bound import PLANS, PLANS_IN_WORDS, bound_of, reach_of
 from magi_attention.integrations._model_calls import PLAN_KEYWORD, is_plan_in_force, plan_in_force
@@ -22,16 +23,6 @@ from magi_attention.integrations._model_calls import rows_of_batch as _rows
 from magi_attention.integrations._model_indexed import choose, is_indexer
 from magi_attention.integrations._model_latents import route_latents
 from magi_attention.integrations._model_plans import UNATTENDED_LAYERS
-from magi_attention.recurrent import (
-    causal_conv1d,
-    gated_delta_rule,
-    kda,
-    lightning,
-    mamba1,
-    mamba2,
-    rg_lru,
-    windows,
-)
 
 _SERVED = "_serves_plans"  # of a function that has been routed
 _routed_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -39,7 +30,7 @@ _routed_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 def _conv(bound, hidden_states, weight, bias=None, activation=None, **others):
     rows = _rows(hidden_states).T
-    return causal_conv1d(bound, rows, weight, bias, activation).T.unsqueeze(0)
+    return recurrent.causal_conv1d(bound, rows, weight, bias, activation).T.unsqueeze(0)
 
 
 def _normed(x: torch.Tensor, divides: bool) -> torch.Tensor:
@@ -74,7 +65,7 @@ def _mamba2(
     dt_limit=(0.0, float("inf")), **others,
 ):  # fmt: skip
     dt = _softplus_of(_rows(dt), dt_bias, dt_softplus).clamp(*dt_limit)
-    return mamba2(bound, _rows(hidden_states), dt, A, _rows(B), _rows(C), D).unsqueeze(0)
+    return recurrent.mamba2(bound, _rows(hidden_states), dt, A, _rows(B), _rows(C), D).unsqueeze(0)
 
 
 def _mamba1(
@@ -83,7 +74,7 @@ def _mamba1(
 ):  # fmt: skip
     dt = _softplus_of(_rows(dt).T, delta_bias, delta_softplus)
     x = _rows(hidden_states).T
-    out = mamba1(bound, x, dt, A, _rows(B).T, _rows(C).T, D).T.unsqueeze(0)
+    out = recurrent.mamba1(bound, x, dt, A, _rows(B).T, _rows(C).T, D).T.unsqueeze(0)
     return out if z is None else out * F.silu(z)
 
 
@@ -94,8 +85,8 @@ def _no_fused_kernel(bound, *args, **others) -> None:
 # By the names under which modeling modules have them.
 _FUNCTIONS: dict[str, Callable] = {
     "causal_conv1d_fn": _conv,
-    "torch_chunk_gated_delta_rule": _delta(gated_delta_rule, divides=False),
-    "chunk_kimi_delta_attention": _delta(kda, divides=True),
+    "torch_chunk_gated_delta_rule": _delta(recurrent.gated_delta_rule, divides=False),
+    "chunk_kimi_delta_attention": _delta(recurrent.kda, divides=True),
     "mamba2_chunk_scan": _mamba2,
     "mamba2_split_conv1d_scan_combined": _no_fused_kernel,
     "mamba_selective_scan": _mamba1,
@@ -108,7 +99,7 @@ def _minimax(theirs, bound, module, hidden_states, *args, **others):
     qkv = module.act_fn(module.qkv_proj(hidden_states))
     heads = qkv.unflatten(-1, (module.num_attention_heads, 3 * module.head_dim))
     q, k, v = (_rows(x) for x in heads.split(module.head_dim, -1))
-    out = lightning(bound, q, k, v, -module.slope_rate.flatten())
+    out = recurrent.lightning(bound, q, k, v, -module.slope_rate.flatten())
     out = module.norm(out.flatten(1).unsqueeze(0))
     gate = torch.sigmoid(module.output_gate(hidden_states))
     return module.out_proj(gate * out), None
@@ -118,7 +109,7 @@ def _griffin_scan(theirs, bound, module, hidden_states, recurrent_gate, *args, *
     """RecurrentGemmaRglru._rnn_scan; runs begin where it would reset."""
     gate = _rows(recurrent_gate)
     smallest = torch.finfo(gate.dtype).tiny
-    out = rg_lru(bound, _rows(hidden_states), gate.clamp_min(smallest).log())
+    out = recurrent.rg_lru(bound, _rows(hidden_states), gate.clamp_min(smallest).log())
     return out.unsqueeze(0), None
 
 
@@ -133,7 +124,7 @@ def _griffin(theirs, bound, module, input_states, position_ids, *args, **others)
 def _zaya(theirs, bound, module, hidden_states, cache=None, conv_mask=None):
     """ZayaCCAProjection.forward, whose convolutions look at few rows before each."""
     width = module.conv_kernel_size
-    parts = windows(
+    parts = recurrent.windows(
         bound, _rows(hidden_states), width, lambda x: theirs(module, x.unsqueeze(0), None)
     )
     return tuple(torch.cat(part, 1) for part in zip(*parts))
@@ -142,14 +133,14 @@ def _zaya(theirs, bound, module, hidden_states, cache=None, conv_mask=None):
 def _ngrams(theirs, bound, module, input_ids, cache=None):
     """Qwen4ExpTextNGramEmbedding.forward, which looks at few tokens before each."""
     ids, width = _rows(input_ids).unsqueeze(1), module.context_len
-    parts = windows(bound, ids, width, lambda x: (theirs(module, x.T, None),))
+    parts = recurrent.windows(bound, ids, width, lambda x: (theirs(module, x.T, None),))
     return torch.cat([part for (part,) in parts], 1)
 
 
 def _dilated_conv(theirs, bound, module, hidden_states, cache=None):
     """Qwen4ExpTextPLELayer._short_conv."""
     rows, width = _rows(hidden_states), module.short_conv_state_len
-    parts = windows(bound, rows, width, lambda x: (theirs(module, x.unsqueeze(0), None),))
+    parts = recurrent.windows(bound, rows, width, lambda x: (theirs(module, x.unsqueeze(0), None),))
     return torch.cat([part for (part,) in parts], 1)
 
 
@@ -233,9 +224,9 @@ def route(model: torch.nn.Module) -> None:
                 scope[name] = _routed(scope[name], _FUNCTIONS[name])
         for (owner, name), ours in _METHODS.items():
             if owner == kind.__name__ and not hasattr(getattr(kind, name), _SERVED):
-                setattr(kind, name, _routed_method(getattr(kind, name), ours))
+                setattr(kind, name, _routed(getattr(kind, name), ours, True))
         if is_indexer(kind) and not hasattr(kind.forward, _SERVED):
-            kind.forward = _routed_method(kind.forward, choose)
+            kind.forward = _routed(kind.forward, choose, True)
 
 
 @torch.compiler.disable  # a layer is exchanges and kernels of its own
@@ -269,24 +260,17 @@ def _is_under_plan(given: Any) -> bool:
     return isinstance(given, (*PLANS, Mapping)) or (given is None and is_plan_in_force())
 
 
-def _routed(theirs: Callable, ours: Callable) -> Callable:
+def _routed(theirs: Callable, ours: Callable, is_method: bool = False) -> Callable:
+    """A method takes the plan's keyword itself, and gives its own to ours."""
+    ours = functools.partial(ours, theirs) if is_method else ours
+
     @functools.wraps(theirs)
     def function(*args, **kwargs):
         if _is_under_plan(kwargs.get(PLAN_KEYWORD)):
             return _under_plan(ours, args, kwargs)
-        kwargs.pop(PLAN_KEYWORD, None)
+        if not is_method:
+            kwargs.pop(PLAN_KEYWORD, None)
         return theirs(*args, **kwargs)
 
     setattr(function, _SERVED, True)
     return function
-
-
-def _routed_method(theirs: Callable, ours: Callable) -> Callable:
-    @functools.wraps(theirs)
-    def method(module, *args, **kwargs):
-        if _is_under_plan(kwargs.get(PLAN_KEYWORD)):
-            return _under_plan(functools.partial(ours, theirs), (module, *args), kwargs)
-        return theirs(module, *args, **kwargs)
-
-    setattr(method, _SERVED, True)
-    return method

@@ -63,7 +63,6 @@ from magi_attention.integrations._model_plans import INDEXED_LAYERS, Heads
 from magi_attention.integrations._model_recurrent import route
 from magi_attention.integrations._model_rows import needs_whole_tables, over_ranks
 from magi_attention.integrations._packed_batch import refuse_other_samples
-from magi_attention.plan import BoundPlan
 
 NAME = "magi"
 _IGNORED_LABEL = -100
@@ -453,16 +452,6 @@ def _check_options(dropout: float, kwargs: dict[str, Any]) -> None:
         raise ValueError(f"position_bias is given; allowed: None with {PLAN_KEYWORD}")
 
 
-def _refuse_idle_ranks(bound: BoundPlan) -> None:
-    """ValueError on all ranks where one would fail in the model and the others wait for it."""
-    for rank in range(bound.plan.cp_size):
-        if bound.plan.rows_of(rank) == 0:
-            raise ValueError(
-                f"the plan gives rank {rank} no rows; allowed: plans that give each rank some, as "
-                "models of transformers cannot run on none"
-            )
-
-
 def shard(
     plan: AnyPlan,
     input_ids: torch.Tensor,
@@ -496,7 +485,12 @@ def shard(
 def rows_of_rank(plan: AnyPlan, input_ids, labels, position_ids, model) -> dict[str, Any]:
     """Does what shard does, without comparing ranks."""
     bound = bound_of(plan)
-    _refuse_idle_ranks(bound)
+    for rank in range(bound.plan.cp_size):  # all ranks refuse what one would fail at in the model
+        if bound.plan.rows_of(rank) == 0:
+            raise ValueError(
+                f"the plan gives rank {rank} no rows; allowed: plans that give each rank some, as "
+                "models of transformers cannot run on none"
+            )
     rows = bound.total_seqlen
     named = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
     for name, tensor in named.items():

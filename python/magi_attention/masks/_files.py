@@ -53,15 +53,12 @@ def save(mask: Mask, path: str | os.PathLike[str], form: str = "slices", **optio
         text = mask.handle.to_json()
     elif form in _WRITERS:
         fields = {"form": form, **_WRITERS[form](mask, **options)}
-        members = (f"{json.dumps(key)}: {json.dumps(_plain(fields[key]))}" for key in fields)
+        values = (json.dumps(value, default=torch.Tensor.tolist) for value in fields.values())
+        members = (f"{json.dumps(key)}: {value}" for key, value in zip(fields, values))
         text = "{" + ",\n ".join(members) + "}\n"
     else:
         raise ValueError(f"form is {form!r}; allowed: slices, {', '.join(_WRITERS)}")
     Path(path).write_text(text, encoding="ascii")
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
 def _cu_seqlens(

@@ -15,7 +15,11 @@ def timeline(everyone: list[dict], offsets: list[int]) -> dict[str, Any]:
     """
     events = []
     for rank, (record, offset) in enumerate(zip(everyone, offsets)):
-        _shift(record, offset)
+        passes = record["passes"]
+        nested = [part for one in passes for part in (*one["steps"], *one["waits"])]
+        for span in (*passes, *nested, *record["kernels"]):
+            span["begin"] += offset
+            span["end"] += offset
         events += _names(rank, record)
     begins = _pass_begins(everyone)
     spans = []
@@ -25,17 +29,11 @@ def timeline(everyone: list[dict], offsets: list[int]) -> dict[str, Any]:
             spans += _predicted_spans(rank, one, begins[_pass_name(one)])
         spans += _kernel_spans(rank, record)
     start = min((span["begin"] for span in spans), default=0)
-    events += [_event(span, start) for span in sorted(spans, key=_order)]
+    # Of spans that begin together the longest, which holds the others, comes first.
+    spans.sort(key=lambda span: (span["rank"], span["row"], span["begin"], -span["end"]))
+    events += [_event(span, start) for span in spans]
     other = dict(format="magi trace", version=1, ranks=len(everyone), clock_offsets_ns=offsets)
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
-
-
-def _shift(record: dict, offset: int) -> None:
-    passes = record["passes"]
-    nested = [part for one in passes for part in (*one["steps"], *one["waits"])]
-    for span in (*passes, *nested, *record["kernels"]):
-        span["begin"] += offset
-        span["end"] += offset
 
 
 def _pass_name(one: dict) -> tuple:
@@ -114,13 +112,6 @@ def _kernel_spans(rank: int, record: dict) -> list[dict]:
 
 def _times(span: dict) -> dict[str, int]:
     return {"begin": span["begin"], "end": span["end"]}
-
-
-def _order(span: dict) -> tuple:
-    """A key to sort by rank, row and begin; of spans that begin together the longest, which holds
-    the others.
-    """
-    return span["rank"], span["row"], span["begin"], -span["end"]
 
 
 def _event(span: dict, start: int) -> dict[str, Any]:

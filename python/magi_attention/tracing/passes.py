@@ -37,23 +37,18 @@ def _pass(plan: PlanHandle, text: dict, rank: int, whole: Span, notes: list[Span
     listed = text["ranks"][rank]["backward" if is_backward else "forward"]
     names = [_name(text, rank, step, is_backward) for step in listed]
     predicted = predicted_steps(plan, rank, is_backward)
+
+    def part(span: Span) -> dict:
+        times = {"begin": span.begin_ns, "end": span.end_ns}
+        return {"name": names[span.step], "step": span.step, **times}
+
+    kinds = [("exchange", "attend")[step[0]] for step in listed]
     steps = [
-        {
-            "name": names[span.step],
-            "kind": ("exchange", "attend")[listed[span.step][0]],
-            "step": span.step,
-            "begin": span.begin_ns,
-            "end": span.end_ns,
-            "predicted": predicted[span.step],
-        }
+        part(span) | {"kind": kinds[span.step], "predicted": predicted[span.step]}
         for span in notes
         if span.kind == STEP
     ]
-    waits = [
-        {"name": names[span.step], "step": span.step, "begin": span.begin_ns, "end": span.end_ns}
-        for span in notes
-        if span.kind == AWAIT
-    ]
+    waits = [part(span) for span in notes if span.kind == AWAIT]
     name = "backward" if is_backward else "forward"
     return {
         "plan": text["digest"], "pass": name, "call": whole.call, "begin": whole.begin_ns,

@@ -26,10 +26,6 @@ ATTENTION_OPS = (
 )  # fmt: skip
 
 
-def _versioned(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    return tensor, tensor._version
-
-
 def _unchanged(found: tuple[torch.Tensor, int]) -> torch.Tensor:
     """RuntimeError where an operation in place has changed what recomputation is to be given."""
     tensor, version = found
@@ -51,9 +47,9 @@ def save_attention() -> tuple[Any, Any]:
     if is_intercepted():  # a compiler knows torch's own contexts
         return create_selective_checkpoint_contexts([*ATTENTION_OPS])
     around = keeping_around()
-    return (
-        Keeping(_versioned, _unchanged).contexts() if around is None else around.contexts_inside()
-    )
+    if around is not None:
+        return around.contexts_inside()
+    return Keeping(lambda tensor: (tensor, tensor._version), _unchanged).contexts()
 
 
 def keeping_attention(

@@ -50,6 +50,32 @@ std::int64_t count_of(const Shape& shape) {
   return count;
 }
 
+/// What `run`, which is given the arguments of one call of the whole mask, leaves in arrays of the
+/// case and in an `out` of this type.
+template <typename Run>
+ForwardResult forward_by(const AttentionCase& test, DType out_type, const Run& run) {
+  const DenseInput& in = test.dense;
+  HostArray q(test.dtype, shape_q(in), test.layout, in.q);
+  HostArray k(test.dtype, shape_k(in), test.layout, in.k);
+  HostArray v(test.dtype, shape_v(in), test.layout, in.v);
+  HostArray sink;
+  if (in.num_sinks > 0) sink = HostArray(test.real(), shape_sink(in), test.layout, in.sink);
+  HostArray out(out_type, shape_out(in), test.layout);
+  HostArray lse(test.real(), {in.rows_q, in.heads_q}, test.layout);
+  HostArray max_logits(test.real(), {in.heads_q}, test.layout);
+  run(ForwardArgs{.q = q.view(),
+                  .k = k.view(),
+                  .v = v.view(),
+                  .slices = test.mask.slices,
+                  .sink = in.num_sinks > 0 ? sink.view() : TensorView{},
+                  .out = out.view(),
+                  .lse = lse.view(),
+                  .max_logits = max_logits.view(),
+                  .params = in.params});
+  EXPECT_EQ(out.num_spoiled_gaps() + lse.num_spoiled_gaps() + max_logits.num_spoiled_gaps(), 0);
+  return {out.values(), lse.values(), max_logits.values()};
+}
+
 }  // namespace
 
 std::string AttentionCase::describe() const {
@@ -102,54 +128,21 @@ void draw_values(RandomStream& random, AttentionCase& test) {
 
 ForwardResult run_merged(const AttentionCase& test,
                          const std::vector<std::vector<BandSlice>>& parts, std::size_t sink_part) {
-  const DenseInput& in = test.dense;
-  HostArray q(test.dtype, shape_q(in), test.layout, in.q);
-  HostArray k(test.dtype, shape_k(in), test.layout, in.k);
-  HostArray v(test.dtype, shape_v(in), test.layout, in.v);
-  HostArray sink;
-  if (in.num_sinks > 0) sink = HostArray(test.real(), shape_sink(in), test.layout, in.sink);
-  HostArray out(parts.size() > 1 ? test.real() : test.result_dtype, shape_out(in), test.layout);
-  HostArray lse(test.real(), {in.rows_q, in.heads_q}, test.layout);
-  HostArray max_logits(test.real(), {in.heads_q}, test.layout);
-  for (std::size_t part = 0; part < parts.size(); ++part) {
-    const bool has_sink = in.num_sinks > 0 && part == sink_part;
-    attention_forward_cpu({.q = q.view(),
-                           .k = k.view(),
-                           .v = v.view(),
-                           .slices = parts[part],
-                           .sink = has_sink ? sink.view() : TensorView{},
-                           .out = out.view(),
-                           .lse = lse.view(),
-                           .max_logits = max_logits.view(),
-                           .is_merging = part > 0,
-                           .params = in.params});
-  }
-  EXPECT_EQ(out.num_spoiled_gaps() + lse.num_spoiled_gaps() + max_logits.num_spoiled_gaps(), 0);
-  return {out.values(), lse.values(), max_logits.values()};
+  const DType out_type = parts.size() > 1 ? test.real() : test.result_dtype;
+  return forward_by(test, out_type, [&](const ForwardArgs& whole) {
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      ForwardArgs args = whole;
+      args.slices = parts[part];
+      if (part != sink_part) args.sink = {};
+      args.is_merging = part > 0;
+      attention_forward_cpu(args);
+    }
+  });
 }
 
 ForwardResult run_forward(const AttentionCase& test, cpu::Isa isa) {
-  const DenseInput& in = test.dense;
-  HostArray q(test.dtype, shape_q(in), test.layout, in.q);
-  HostArray k(test.dtype, shape_k(in), test.layout, in.k);
-  HostArray v(test.dtype, shape_v(in), test.layout, in.v);
-  HostArray sink;
-  if (in.num_sinks > 0) sink = HostArray(test.real(), shape_sink(in), test.layout, in.sink);
-  HostArray out(test.result_dtype, shape_out(in), test.layout);
-  HostArray lse(test.real(), {in.rows_q, in.heads_q}, test.layout);
-  HostArray max_logits(test.real(), {in.heads_q}, test.layout);
-  cpu::attention_forward({.q = q.view(),
-                          .k = k.view(),
-                          .v = v.view(),
-                          .slices = test.mask.slices,
-                          .sink = in.num_sinks > 0 ? sink.view() : TensorView{},
-                          .out = out.view(),
-                          .lse = lse.view(),
-                          .max_logits = max_logits.view(),
-                          .params = in.params},
-                         isa);
-  EXPECT_EQ(out.num_spoiled_gaps() + lse.num_spoiled_gaps() + max_logits.num_spoiled_gaps(), 0);
-  return {out.values(), lse.values(), max_logits.values()};
+  return forward_by(test, test.result_dtype,
+                    [&](const ForwardArgs& args) { cpu::attention_forward(args, isa); });
 }
 
 DenseGradients run_backward(const AttentionCase& test, const DenseOutput& output, cpu::Isa isa,
