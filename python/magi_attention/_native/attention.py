@@ -255,7 +255,7 @@ class Call:
                 self.refuse(error)
                 raise
             if other is not self:
-                return other.backward(dout, dlse, *saved)
+                return other.backward(dout, dlse, *saved, gradients)
         if self._runner.backwards is not None:
             self._runner.backwards.begin()
         gradients = dq, dk, dv, dsink = gradients or self._gradients(q, k, v, sink)
