@@ -243,7 +243,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="of which the fastest counts")
     parser.add_argument("--seconds", type=float, default=0.4)
     options = parser.parse_args()
+    for name in options.masks.split(","):
+        if name not in MASKS:
+            parser.error(f"--masks has {name}; allowed: {', '.join(MASKS)}")
     dist.init_process_group("gloo")
+    if options.per_host < 1 or dist.get_world_size() % options.per_host:
+        allowed = f"divisors of the {dist.get_world_size()} ranks"
+        parser.error(f"--per-host is {options.per_host}; allowed: {allowed}")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         rows = rows_of(options, pathlib.Path(folder))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/dist_attention.py with the pictures of its cells, and bench/throttled.py, on a CPU."""
+"""bench/dist_attention.py with pictures of its cells, throttled.py and rank_slices.py, on a CPU."""
 
 import json
 import pathlib
+import subprocess
 import sys
 from xml.etree import ElementTree
 
@@ -64,5 +65,13 @@ def test_plans_between_throttled_hosts(tmp_path):
     assert code == 0, output
     over_best, over_planned = json.loads(out.read_text())
     assert over_best["name"] == "hosts.throttled.2x2.5.over_best" and over_best["value"] >= 1
-    # No time is shorter than the sleeps, but the plan also counts merging, which is not slept.
+    # The plan also counts merging, which is not slept.
     assert over_planned["unit"] == "ratio" and over_planned["value"] > 0.5
+
+
+def test_slices_of_ranks(tmp_path):
+    out, sizes = tmp_path / "rows.json", "--tokens 64 --heads 8,2 --head-dim 16 --rounds 1"
+    options = f"--device cpu --masks window,prefix_tree {sizes}".split()
+    subprocess.run([sys.executable, BENCH / "rank_slices.py", "--out", out, *options], check=True)
+    shares = {row["name"]: row["value"] for row in json.loads(out.read_text())}
+    assert len(shares) == 4 and shares["rank_slices.prefix_tree.backward.64"] > 0

@@ -70,16 +70,15 @@ TEST(BackwardListTest, HoldsWhereKeysStandApart) {
   EXPECT_GT(num_cut, 100);
 }
 
-/// Rows of a rank that are two pieces of a document, of which the second sees the keys of both:
-/// each k tile walks the second first, as the k tiles after it in the order begin there.
+/// Rows of a rank that are two pieces of a document, of which the second sees the keys of both.
 TEST(BackwardListTest, OrderedListsWalkTheLastRowsFirst) {
-  const std::vector<BandSlice> slices = {band_slice({0, 900}, {0, 900}, MaskType::Causal),
-                                         band_slice({1000, 1900}, {0, 900}, MaskType::Full),
-                                         band_slice({1000, 1900}, {1000, 1900}, MaskType::Causal)};
-  const Mask mask{1900, 1900, slices};
-  const BackwardList list = build_backward_list(problem_of(mask, 8, 2), slices, {});
-  ASSERT_TRUE(list.is_ordered);
-  ASSERT_TRUE(is_list_of(list, mask));
+  const Mask mask{1900,
+                  1900,
+                  {band_slice({0, 900}, {0, 900}, MaskType::Causal),
+                   band_slice({1000, 1900}, {0, 900}, MaskType::Full),
+                   band_slice({1000, 1900}, {1000, 1900}, MaskType::Causal)}};
+  const BackwardList list = build_backward_list(problem_of(mask, 8, 2), mask.slices, {});
+  ASSERT_TRUE(list.is_ordered && is_list_of(list, mask));
   int num_of_both = 0;
   for (const KeyTile& tile : list.tiles) {
     for (std::int32_t i = tile.record_begin + 1; i < tile.record_end; ++i, ++num_of_both) {
