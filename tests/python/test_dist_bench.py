@@ -65,13 +65,12 @@ def test_plans_between_throttled_hosts(tmp_path):
     assert code == 0, output
     over_best, over_planned = json.loads(out.read_text())
     assert over_best["name"] == "hosts.throttled.2x2.5.over_best" and over_best["value"] >= 1
-    # The plan also counts merging, which is not slept.
-    assert over_planned["unit"] == "ratio" and over_planned["value"] > 0.5
+    assert over_planned["value"] > 0.5  # the plan also counts merging, which is not slept
 
 
 def test_slices_of_ranks(tmp_path):
-    out, sizes = tmp_path / "rows.json", "--tokens 64 --heads 8,2 --head-dim 16 --rounds 1"
-    options = f"--device cpu --masks window,prefix_tree {sizes}".split()
-    subprocess.run([sys.executable, BENCH / "rank_slices.py", "--out", out, *options], check=True)
-    shares = {row["name"]: row["value"] for row in json.loads(out.read_text())}
+    options = "--device cpu --masks window,prefix_tree --tokens 64 --heads 8,2 --head-dim 16".split()
+    command = sys.executable, BENCH / "rank_slices.py", "--out", tmp_path / "rows.json", *options
+    subprocess.run(command, check=True)
+    shares = {row["name"]: row["value"] for row in json.loads(command[3].read_text())}
     assert len(shares) == 4 and shares["rank_slices.prefix_tree.backward.64"] > 0

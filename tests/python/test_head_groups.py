@@ -12,7 +12,7 @@ import torch
 import model_zoo
 import test_megatron as megatron
 from magi_attention.integrations.trainer import MagiCollator, use
-from magi_attention.training import save_attention
+from magi_attention.training import save_attention as keep
 from ranks import over
 from test_training import Counts, check_equal
 
@@ -33,8 +33,7 @@ def test_models_of_transformers(group, name):
     for groups in (1, 2):
         model = use(model_zoo.make(name), head_groups=groups)
         if groups == 2:
-            keeping = {"use_reentrant": False, "context_fn": save_attention}
-            model.gradient_checkpointing_enable(keeping)
+            model.gradient_checkpointing_enable(dict(context_fn=keep, use_reentrant=False))
         with Counts() as counted:
             check_equal(step_of(use(model), group), wanted)
         assert counted.found[0] == 2 * groups
@@ -61,8 +60,7 @@ def test_models_that_are_refused(model_type, groups, pattern):
 
 def test_layers_that_others_have_changed():
     """Hooks would see groups, and a sum of what they add; another forward would not be called."""
-    model = use(model_zoo.make("llama"), head_groups=2)
-    layer = model.model.layers[1].self_attn
+    layer = (model := use(model_zoo.make("llama"), head_groups=2)).model.layers[1].self_attn
     hook = layer.o_proj.register_forward_hook(lambda module, given, out: out + 1)
     with pytest.raises(ValueError, match="LlamaAttention has hooks of o_proj; allowed"):
         step_of(model, None)
