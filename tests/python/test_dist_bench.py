@@ -3,7 +3,6 @@
 
 import json
 import pathlib
-import subprocess
 import sys
 from xml.etree import ElementTree
 
@@ -57,20 +56,21 @@ def test_the_script_on_a_cpu(tmp_path):
 
 
 def test_plans_between_throttled_hosts(tmp_path):
-    out = tmp_path / "rows.json"
     code, output = launch(
-        BENCH / "throttled.py", "--out", str(out), "--rows", "2048", "--masks", "packed,tree",
-        "--per-host", "2", "--rates", "5", "--rounds", "1", "--seconds", "0.1", ranks=4,
+        BENCH / "throttled.py", "--out", str(tmp_path / "rows"), "--rows", "2048", "--masks",
+        "packed,tree", "--per-host", "2", "--rates", "5", "--rounds=1", "--seconds", "0.1", ranks=4,
     )  # fmt: skip
     assert code == 0, output
-    over_best, over_planned = json.loads(out.read_text())
+    over_best, over_planned = json.loads((tmp_path / "rows").read_text())
     assert over_best["name"] == "hosts.throttled.2x2.5.over_best" and over_best["value"] >= 1
     assert over_planned["value"] > 0.5  # the plan also counts merging, which is not slept
 
 
 def test_slices_of_ranks(tmp_path):
-    options = "--device cpu --masks window,prefix_tree --tokens 64 --heads 8,2 --head-dim 16".split()
-    command = sys.executable, BENCH / "rank_slices.py", "--out", tmp_path / "rows.json", *options
-    subprocess.run(command, check=True)
-    shares = {row["name"]: row["value"] for row in json.loads(command[3].read_text())}
+    code, output = launch(
+        BENCH / "rank_slices.py", "--out", str(tmp_path / "rows"), "--device", "cpu", "--tokens",
+        "64", "--masks", "window,prefix_tree", "--heads", "8,2", "--head-dim", "16", ranks=1,
+    )  # fmt: skip
+    assert code == 0, output
+    shares = {row["name"]: row["value"] for row in json.loads((tmp_path / "rows").read_text())}
     assert len(shares) == 4 and shares["rank_slices.prefix_tree.backward.64"] > 0
