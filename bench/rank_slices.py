@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the slices of a plan's ranks cost the kernels, on one device: rank_slices.py --out ROWS
 
-A call under the slices of each rank, all of whose keys are there, beside one of the whole mask: so a
-slow schedule of a rank shows without a second GPU. bf16, 64:8 heads of 128; a rate is the median of
-rounds of four calls in a row, in random order. Standard error has milliseconds forward and
-backward. Rows, for tokens of a rank (8k, 16k):
+A call under the slices of each rank, all of whose keys are there, beside one of the whole mask: a
+slow schedule of a rank so shows without a second GPU. bf16, 64:8 heads of 128; times are medians of
+rounds of four calls in a row, in random order. Standard error has milliseconds, forward / backward.
+Rows, for tokens of a rank (8k, 16k):
 
-  rank_slices.MASK.forward.8k   the whole mask's time by the number of ranks, over the slowest rank's
+  rank_slices.MASK.forward.8k   the whole mask's time over ranks, over that of the slowest rank
   rank_slices.MASK.backward.8k
 """
 
