@@ -102,7 +102,7 @@ TEST(DevicePackedHeadsTest, AreTheMost) {
 TEST_F(DeviceListTest, EqualsTheHostsListByteForByte) {
   for_each_random_stream([](RandomStream& random) {
     const ForwardProblem problem = random_problem(random);
-    const std::int32_t count = random.between(0, random.chance(20) ? 400 : 40);
+    const std::int32_t count = random.between(0, random.chance(20) ? 400 : 140);
     const TypedRanges ranges = random_ranges(random, problem.rows_q, problem.rows_k, count);
     DeviceListShape shape = shape_of(problem, ranges);
     if (random.chance(30)) shape.tile = {.rows = 64, .keys = 48, .trimmed_keys = 0};
@@ -117,7 +117,7 @@ TEST_F(DeviceListTest, EqualsTheHostsListByteForByte) {
 
 /// Packed documents: about as many as a small list has slices, and tiles about as many as it has.
 TEST_F(DeviceListTest, EqualsTheHostsOfDocuments) {
-  for (const std::int32_t count : {1, 13, 31, 32, 33, 300}) {
+  for (const std::int32_t count : {1, 13, 33, 127, 128, 129, 300}) {
     for (const std::int32_t rows : {300, 8192, 1280 * 16, 1280 * 16 + 1}) {
       SCOPED_TRACE(::testing::Message() << count << " documents, " << rows << " rows");
       const ForwardProblem problem{.rows_q = rows, .rows_k = rows, .heads_q = 64, .heads_kv = 8};

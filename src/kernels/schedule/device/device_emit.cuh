@@ -150,16 +150,9 @@ class RecordWriter {
 
   __device__ void price_joined(TileWork& work, std::int32_t count) const {
     const BandSlice* parts = shared_.parts[warp_index()];
-    const Range rows = rows_of_tile(grid_, work.tile);
-    std::int32_t num_k_tiles = 0;
-#pragma unroll 1
-    for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
-      num_k_tiles += tile_run(parts[i], rows.begin, rows.end, build_.tile.keys).num_tiles;
-    }
-    num_k_tiles =
-        static_cast<std::int32_t>(__reduce_add_sync(kFullWarp, static_cast<unsigned>(num_k_tiles)));
     TileTally tally;
-    tally.num_k_tiles = static_cast<std::uint64_t>(num_k_tiles);
+    tally.num_k_tiles =
+        count_k_tiles(parts, count, rows_of_tile(grid_, work.tile), build_.tile.keys);
     work.record_end = work.record_begin + count;
     work.cost = cost_of_tally(grid_, build_.tile, work.tile, tally, parts[count - 1]);
     if (lane_index() != 0) return;

@@ -25,14 +25,19 @@ class PartJoiner {
     if (count < 2 || !may_join(count)) return 0;
     const bool is_by_queries = first_ == JoinAlong::Queries;
     const std::int32_t num_pieces = is_by_queries && count <= kMost / 2 ? cut(count) : count;
-    const std::int32_t num_first = join_along(num_pieces, first_);
-    const std::int32_t num_left =
-        join_along(num_first, is_by_queries ? JoinAlong::Keys : JoinAlong::Queries);
+    std::int32_t num_left = num_pieces;
+#pragma unroll kSidesAtOnce
+    for (int side = 0; side < 2; ++side) {
+      const bool is_along_queries = is_by_queries == (side == 0);
+      num_left = join_along(num_left, is_along_queries ? JoinAlong::Queries : JoinAlong::Keys);
+    }
     return is_worth_joining(count, num_pieces, num_left) ? num_left : 0;
   }
 
  private:
   static constexpr int kRounds = kMost / kWarpLanes;
+  /// Few parts run the same code twice, as a warp takes longer to read code than to run it.
+  static constexpr int kSidesAtOnce = kMost == kWarpLanes ? 1 : 2;
 
   /// False if no part begins where another ends, even after cuts: the usual case, found long before
   /// all parts are sorted.
@@ -172,6 +177,17 @@ __device__ __forceinline__ std::int32_t join_by_warp(BandSlice* parts, std::int3
                                                      JoinAlong first) {
   return count <= kWarpLanes / 2 ? PartJoiner<kWarpLanes>(parts, first).join(count)
                                  : PartJoiner(parts, first).join(count);
+}
+
+/// Counts the k tiles of the parts of a tile, by one warp.
+__device__ __forceinline__ std::uint64_t count_k_tiles(const BandSlice* parts, std::int32_t count,
+                                                       const Range& rows, std::int32_t keys) {
+  unsigned num_k_tiles = 0;
+#pragma unroll 1
+  for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
+    num_k_tiles += static_cast<unsigned>(tile_run(parts[i], rows.begin, rows.end, keys).num_tiles);
+  }
+  return __reduce_add_sync(kFullWarp, num_k_tiles);
 }
 
 }  // namespace magi

@@ -17,6 +17,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 2048;
+static_assert(kSmallTiles <= kMaxBlocks * kSmallWarps);
 constexpr std::int64_t kWalkingWarps = 4096;  ///< no more than run at once
 constexpr std::int32_t kRankedTiles = 32;     ///< that a block looks up
 constexpr std::int32_t kFewTiles = 4096;      ///< so many are sorted in one launch
@@ -170,18 +171,21 @@ __global__ void __launch_bounds__(kSplitThreads)
   TileSplitter(shared, build).run();
 }
 
-__global__ void __launch_bounds__(kSmallThreads)
+__global__ void __launch_bounds__(kSmallThreads, 4)
     price_small_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
   __shared__ SmallListShared shared;
-  SmallListMaker(shared, build).price_tiles();
+  SmallListMaker(shared, build).price_tile();
 }
 
-__global__ void __launch_bounds__(kSmallThreads)
+/// The slices may be read at once: the kernel before began when they were there.
+__global__ void __launch_bounds__(kSmallThreads, 4)
     write_small_kernel(const __grid_constant__ DeviceBuild build) {
-  begin_ahead();
+  ptx::launch_dependents();
   __shared__ SmallListShared shared;
-  SmallListMaker(shared, build).write_tiles();
+  SmallListMaker maker(shared, build);
+  ptx::await_kernels_before();
+  maker.write_tile();
 }
 
 /// The records of a small list always have room.
@@ -198,6 +202,7 @@ unsigned num_blocks(std::int64_t units, std::int64_t units_per_block) {
 
 void launch_small(const DeviceBuild& build, cudaStream_t stream) {
   const unsigned blocks = num_blocks(build.grid.num_tiles, kSmallWarps);
+  // Not launched ahead: the next kernel reads the slices while this one runs.
   price_small_kernel<<<blocks, kSmallThreads, 0, stream>>>(build);
   cuda_check(cudaGetLastError(), "price_small_kernel");
   launch_ahead(write_small_kernel, blocks, kSmallThreads, 0, build, stream);

@@ -4,120 +4,96 @@
 #include "kernels/schedule/device/device_join.cuh"
 #include "kernels/schedule/device/device_split.cuh"
 
-// A whole list of few slices: each lane holds a slice, and each warp of the device takes a tile.
-// The lanes cut their slices to it, which gives the tile's parts in order. One launch prices the
-// tiles. In the next each warp finds, from all tiles, the places of its tile and the tile's
-// records, and writes them.
+// A whole list of few slices: each warp of the device takes a tile and cuts all slices to it. One
+// launch prices the tiles. In the next each warp finds, from all prices, the places of its tile and
+// the tile's records, and writes them. It joins the tile's parts again, beside the first launch: to
+// hand them over would take more memory, and no less time.
 namespace magi {
 
 inline constexpr int kSmallThreads = 256;
 inline constexpr int kSmallWarps = kSmallThreads / kWarpLanes;
-inline constexpr std::int32_t kSmallSlices = kWarpLanes;
+inline constexpr std::int32_t kSmallSlices = kMostJoinedParts;
 inline constexpr std::int32_t kSmallTiles = 2048;
-/// A piece more for each part that is cut.
-inline constexpr std::int32_t kSmallParts = 2 * kSmallSlices;
+static_assert(kSmallSlices <= kSmallThreads);
 
 struct SmallListShared {
-  BandSlice parts[kSmallWarps][kSmallParts];
+  CheckedSlice slices[kSmallSlices];
+  BandSlice parts[kSmallWarps][kMostJoinedParts];
+  std::uint64_t prices[kSmallTiles];
 };
 
 class SmallListMaker {
  public:
+  /// Finds the parts of the warp's tile, from the slices alone.
   __device__ SmallListMaker(SmallListShared& shared, const DeviceBuild& build)
-      : parts_(shared.parts[warp_index()]), build_(build), grid_(build.grid) {
-    if (lane_index() < build.source.count) {
-      const CheckedSlice checked =
-          read_slice(build.source, lane_index(), grid_.rows_q, build.rows_k);
-      own_ = checked.band;
-      bad_field_ = checked.bad_field;
+      : shared_(shared),
+        parts_(shared.parts[warp_index()]),
+        build_(build),
+        grid_(build.grid),
+        tile_(first_task()) {
+    const auto own = static_cast<std::int32_t>(threadIdx.x);
+    if (own < build.source.count) {
+      shared.slices[own] = read_slice(build.source, own, grid_.rows_q, build.rows_k);
     }
-  }
-
-  __device__ void price_tiles() const {
-#pragma unroll 1
-    for (std::int32_t tile = first_task(); tile < grid_.num_tiles; tile += task_stride()) {
-      price(tile, find_parts(tile));
-    }
-  }
-
-  __device__ void write_tiles() {
-#pragma unroll 1
-    for (std::int32_t tile = first_task(); tile < grid_.num_tiles; tile += task_stride()) {
-      write_tile(tile);
-    }
-    if (first_task() == 0) report();
-  }
-
- private:
-  /// A tile's parts, one per lane or joined in shared memory.
-  struct Parts {
-    BandSlice own;          ///< empty if the lane's slice has none
-    std::int32_t place;     ///< of `own` among them
-    std::int32_t count;     ///< before joining
-    std::int32_t num_left;  ///< after joining; 0: none were joined
-    int last_lane;          ///< that has a part; 0 if none has
-  };
-
-  __device__ Parts find_parts(std::int32_t tile) const {
-    Parts found;
-    found.own = part_of_tile(grid_, own_, tile);
-    const bool has_part = found.own.q0 < found.own.q1;
-    const unsigned with_parts = __ballot_sync(kFullWarp, has_part);
-    found.place = __popc(with_parts & ((1u << lane_index()) - 1));
-    found.count = __popc(with_parts);
-    found.num_left = 0;
-    found.last_lane = max(kWarpLanes - 1 - __clz(static_cast<int>(with_parts)), 0);
-    if (found.count < 2) return found;
-    __syncwarp();  // other lanes may still read the tile before
-    if (has_part) parts_[found.place] = found.own;
-    __syncwarp();
-    found.num_left = PartJoiner<kSmallParts>(parts_, JoinAlong::Queries).join(found.count);
-    return found;
+    __syncthreads();
+    if (tile_ >= grid_.num_tiles) return;
+    num_parts_ = cut_slices();
+    num_left_ = join_by_warp(parts_, num_parts_, JoinAlong::Queries);
+    if (num_left_ == 0) num_left_ = num_parts_ < 2 ? num_parts_ : cut_slices();
   }
 
   /// Writes the tile's price and its number of records, empty ones included.
-  __device__ void price(std::int32_t tile, const Parts& found) const {
-    BandSlice part = found.own;
-    BandSlice last = shuffle_band(part, found.last_lane);
-    if (found.num_left > 0) {
-      part = BandSlice{};
-      if (lane_index() < found.num_left) part = parts_[lane_index()];
-      last = parts_[found.num_left - 1];
-    }
+  __device__ void price_tile() const {
+    if (tile_ >= grid_.num_tiles) return;
     TileTally tally;
-    tally.num_k_tiles = count_k_tiles(tile, part);
-    const std::int32_t cost = cost_of_tally(grid_, build_.tile, tile, tally, last);
+    tally.num_k_tiles =
+        count_k_tiles(parts_, num_left_, rows_of_tile(grid_, tile_), build_.tile.keys);
+    BandSlice last;
+    if (num_left_ > 0) last = parts_[num_left_ - 1];
+    const std::int32_t cost = cost_of_tally(grid_, build_.tile, tile_, tally, last);
     if (lane_index() != 0) return;
-    build_.sort_keys[0][tile] =
-        static_cast<std::uint64_t>(cost) << 32 | static_cast<std::uint64_t>(found.count);
-    build_.tallies[tile].num_k_tiles = tally.num_k_tiles;
+    build_.sort_keys[0][tile_] =
+        static_cast<std::uint64_t>(cost) << 32 | static_cast<std::uint64_t>(num_parts_);
+    build_.tallies[tile_].num_k_tiles = tally.num_k_tiles;
   }
 
-  /// Counts the k tiles of the lanes' parts, some of which may be empty.
-  __device__ std::uint64_t count_k_tiles(std::int32_t tile, const BandSlice& part) const {
-    const Range rows = rows_of_tile(grid_, tile);
-    unsigned count = 0;
-    if (part.q0 < part.q1) {
-      count =
-          static_cast<unsigned>(tile_run(part, rows.begin, rows.end, build_.tile.keys).num_tiles);
+  /// Needs the prices of all tiles. All threads of the block call.
+  __device__ void write_tile() {
+#pragma unroll 4
+    for (auto i = static_cast<std::int32_t>(threadIdx.x); i < grid_.num_tiles; i += kSmallThreads) {
+      shared_.prices[i] = build_.sort_keys[0][i];
     }
-    return __reduce_add_sync(kFullWarp, count);
+    __syncthreads();
+    if (tile_ < grid_.num_tiles) {
+      TileWork work;
+      work.tile = tile_;
+      work.cost = static_cast<std::int32_t>(shared_.prices[tile_] >> 32);
+      const std::int32_t place = find_place(work);
+      write_records(work.record_begin);
+      work.record_end = work.record_begin + num_left_;
+      if (lane_index() == 0) (is_splitting() ? build_.tiles : build_.works)[place] = work;
+    }
+    if (tile_ == 0) report();
   }
 
-  __device__ std::int32_t cost_at(std::int32_t tile) const {
-    return static_cast<std::int32_t>(build_.sort_keys[0][tile] >> 32);
-  }
-
-  __device__ void write_tile(std::int32_t tile) {
-    const Parts found = find_parts(tile);
-    TileWork work;
-    work.tile = tile;
-    work.cost = cost_at(tile);
-    const std::int32_t place = find_place(work);
-    write_records(found, work.record_begin);
-    const std::int32_t num_left = found.num_left > 0 ? found.num_left : found.count;
-    work.record_end = work.record_begin + num_left;
-    if (lane_index() == 0) (is_splitting() ? build_.tiles : build_.works)[place] = work;
+ private:
+  /// Puts the tile's parts in the order of their slices. Returns their number.
+  __device__ std::int32_t cut_slices() const {
+    std::int32_t count = 0;
+    __syncwarp();  // other lanes may still read parts
+#pragma unroll 1
+    for (std::int32_t first = 0; first < build_.source.count; first += kWarpLanes) {
+      const std::int32_t slice = first + lane_index();
+      BandSlice whole;
+      if (slice < build_.source.count) whole = shared_.slices[slice].band;
+      const BandSlice part = part_of_tile(grid_, whole, tile_);
+      const bool has_part = part.q0 < part.q1;
+      const unsigned with_parts = __ballot_sync(kFullWarp, has_part);
+      if (has_part) parts_[count + __popc(with_parts & ((1u << lane_index()) - 1))] = part;
+      count += __popc(with_parts);
+    }
+    __syncwarp();
+    return count;
   }
 
   /// Returns the place among the tiles by falling cost, and sets where the records begin. Adds up
@@ -130,7 +106,7 @@ class SmallListMaker {
     std::int64_t costs = 0;
 #pragma unroll 4
     for (std::int32_t i = lane_index(); i < grid_.num_tiles; i += kWarpLanes) {
-      const std::uint64_t other = build_.sort_keys[0][i];
+      const std::uint64_t other = shared_.prices[i];
       const auto cost = static_cast<std::int32_t>(other >> 32);
       const auto count = static_cast<unsigned>(other);
       const bool is_earlier = i < work.tile;
@@ -158,11 +134,18 @@ class SmallListMaker {
 
   /// Reports the list; the warp of the first tile calls. Works of split tiles are not made yet.
   __device__ void report() const {
-    const bool is_bad = bad_field_ != SliceField::None;
-    const int first_bad = __ffs(static_cast<int>(__ballot_sync(kFullWarp, is_bad))) - 1;
-    if (lane_index() != max(first_bad, 0)) return;
+    unsigned first_bad = kSmallSlices;
+    for (std::int32_t i = lane_index(); i < build_.source.count; i += kWarpLanes) {
+      if (shared_.slices[i].bad_field == SliceField::None) continue;
+      first_bad = min(first_bad, static_cast<unsigned>(i));
+    }
+    first_bad = __reduce_min_sync(kFullWarp, first_bad);
+    if (lane_index() != 0) return;
     DeviceListHeader header;
-    header.bad_slice = bad_slice_word(lane_index(), bad_field_);
+    if (first_bad < kSmallSlices) {
+      header.bad_slice =
+          bad_slice_word(static_cast<std::int32_t>(first_bad), shared_.slices[first_bad].bad_field);
+    }
     header.num_records = num_records_;
     header.list_cost = static_cast<std::uint64_t>(costs_);
     header.outcome.packed_heads = grid_.packed_heads;
@@ -172,23 +155,23 @@ class SmallListMaker {
     *build_.header = header;
   }
 
-  __device__ void write_records(const Parts& found, std::int32_t begin) const {
-    BandRecord record;
-    if (found.num_left == 0) {
-      record.band = found.own;
-      if (found.own.q0 < found.own.q1) build_.records[begin + found.place] = record;
-      return;
+  /// Joining leaves empty records behind the others.
+  __device__ void write_records(std::int32_t begin) const {
+#pragma unroll 1
+    for (std::int32_t i = lane_index(); i < num_parts_; i += kWarpLanes) {
+      BandRecord record;
+      if (i < num_left_) record.band = parts_[i];
+      build_.records[begin + i] = record;
     }
-    if (lane_index() >= found.count) return;
-    if (lane_index() < found.num_left) record.band = parts_[lane_index()];
-    build_.records[begin + lane_index()] = record;
   }
 
+  SmallListShared& shared_;
   BandSlice* parts_;  ///< of the warp's tile
   const DeviceBuild& build_;
   const TileGrid& grid_;
-  BandSlice own_;  ///< the lane's slice
-  SliceField bad_field_ = SliceField::None;
+  std::int32_t tile_;
+  std::int32_t num_parts_ = 0;  ///< before joining
+  std::int32_t num_left_ = 0;   ///< after it, in `parts_`
   // Over all tiles:
   std::uint64_t num_records_ = 0;
   std::int64_t costs_ = 0;
