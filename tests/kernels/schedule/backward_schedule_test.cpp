@@ -62,6 +62,23 @@ TEST(BackwardScheduleTest, WindowsWalkedHeadByHeadPackNone) {
   }
 }
 
+/// Rows of two pieces of a window: many k tiles lie at an end and are short, most steps are of long
+/// ones.
+TEST(BackwardScheduleTest, PiecesOfAWindowAreWalkedHeadByHead) {
+  constexpr std::int32_t kOpen = kBandInfinity;
+  const Mask mask{8192,
+                  9727,
+                  {{0, 511, 0, 511, -kOpen, 0},
+                   {0, 511, 8192, 8704, -kOpen, kOpen},
+                   {511, 1536, 0, 1536, -1023, 0},
+                   {511, 1023, 8192, 8704, 7681, kOpen},
+                   {1536, 8192, 1536, 8192, -1023, 0},
+                   {1536, 2559, 8704, 9727, 7168, kOpen}}};
+  const BackwardList list = list_of(mask, false);
+  EXPECT_TRUE(list.is_group_first && list.is_converting);
+  EXPECT_TRUE(walks_everything_once(list));
+}
+
 TEST(BackwardScheduleTest, TilesThatCostAlikeAreWalkedWhole) {
   for (const bool is_deterministic : {false, true}) {
     const Mask mask{16384, 16384, {band_slice({0, 16384}, {0, 16384}, MaskType::Full)}};

@@ -59,14 +59,15 @@ Walk choose_walk(const TileCosts& tiles, const BackwardChoice& choice) {
   const SchedulePolicy& policy = tiles.policy;
   const std::int64_t longest = tiles.longest();
   std::int64_t total = 0;
-  std::int64_t num_alike = 0;
+  std::int64_t squares = 0;  // so that the mean is that of a step's k tile
   for (std::int32_t tile = 0; tile < std::ssize(tiles.steps); ++tile) {
     if (tiles.is_global(tile)) continue;
-    total += tiles.steps_of(tile);
-    ++num_alike;
+    const std::int64_t steps = tiles.steps_of(tile);
+    total += steps;
+    squares += steps * steps;
   }
   const bool is_narrow = policy.narrow_tile.is_undercut(longest, tiles.num_q_tiles);
-  const bool is_alike = !policy.alike_tiles.is_exceeded(longest * num_alike, total);
+  const bool is_alike = !policy.alike_tiles.is_exceeded(longest * total, squares);
   // An item that waits for keys would hold up all items that add to its sums after it.
   const bool may_wait =
       total < policy.few_additions * tiles.num_q_tiles && tiles.is_in_flight.empty();

@@ -41,7 +41,7 @@ struct SchedulePolicy {
   /// A list is long if it has at least this many k tiles x kv heads per CTA: one round of all CTAs
   /// more or less does not matter, and no candidates are tried.
   std::int64_t long_list = 100;
-  /// k tiles are alike if the longest is at most this many times the mean.
+  /// k tiles are alike if the longest is at most this many times the mean of all steps' k tiles.
   Ratio alike_tiles{5, 4};
   /// A mask is narrow if its longest k tile is seen by less than this share of the q tiles.
   Ratio narrow_tile{1, 2};
