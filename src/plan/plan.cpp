@@ -183,7 +183,37 @@ class PlacedMask {
     keep_fastest(planner::asks_for_runs(config_) ? planner::placements_for_runs(mask_, config_)
                                                  : placements_for_nodes(placement),
                  rows);
+    if (may_cut_chunks(placement)) cut_chunks(placement, rows);
     return rows;
+  }
+
+  /// Whether chunks may be smaller than the rule makes them: for few ranks of one node, whose chunks
+  /// are large. Work that moves is even with any chunks.
+  bool may_cut_chunks(const PlacementConfig& how) const {
+    constexpr std::int32_t kMostRanks = 8;
+    const bool is_keys = config_.work == WorkMode::Keys || config_.work == WorkMode::Auto;
+    return is_keys && how.algorithm == PlacementAlgorithm::Auto && !how.chunk_size &&
+           config_.num_ranks > 1 && config_.num_ranks <= kMostRanks && !has_nodes(config_) &&
+           !planner::asks_for_runs(config_);
+  }
+
+  /// Halves uneven chunks, and keeps the placement with the fastest plan that moves keys alone.
+  /// Masks of blocks need chunks of whole blocks, so no chunk becomes smaller than usual ones.
+  void cut_chunks(PlacementConfig how, PlacedRows& rows) const {
+    constexpr std::int32_t kLeastChunk = 512;
+    constexpr double kEven = 1.004;
+    std::int32_t chunk = rows.q.chunk_size / 2;
+    if (chunk < kLeastChunk) return;
+    const std::int32_t num_rows = rows.q.num_rows;
+    rows.keys = finish_on(rows.q, rows.k, {});
+    for (; chunk >= kLeastChunk && rows.keys->plan.report.balance > kEven; chunk /= 2) {
+      how.chunk_size = chunk;
+      const Placement q = place(mask_, config_.num_ranks, how);
+      if (q.num_rows != num_rows) break;  // its padding would be another
+      keep_faster(finish_on(q, place_of_keys(mask_, config_, q), {}), rows.keys);
+    }
+    rows.q = rows.keys->plan.placement_q;
+    rows.k = rows.keys->plan.placement_k;
   }
 
   /// The placement that was asked for or, over nodes, many to choose from: less even ones may move

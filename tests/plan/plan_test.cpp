@@ -52,6 +52,20 @@ TEST(Plan, EightCausalRowsOnTwoRanksAreThoseOfTheReadme) {
   EXPECT_EQ(rank.backward, steps);
 }
 
+TEST(Plan, UnevenChunksOfFewRanksAreHalvedWhereTheStepIsFaster) {
+  const Mask window{16384, 16384, {{0, 16384, 0, 16384, -1023, 0}}};
+  PlanConfig config{.num_ranks = 2, .num_heads_q = 64, .num_heads_kv = 8};
+  const auto chunk_of = [&](const Mask& mask) {
+    return make_plan(mask, config).placement_q.chunk_size;
+  };
+  EXPECT_EQ(chunk_of(causal(16384)), 1024);  // 8 chunks per rank, which are even
+  EXPECT_EQ(chunk_of(window), 512);
+  const double halved = make_plan(window, config).report.balance;
+  config.placement.chunk_size = 1024;
+  EXPECT_EQ(chunk_of(window), 1024);
+  EXPECT_LT(halved, make_plan(window, config).report.balance);
+}
+
 TEST(Plan, RandomPlansAreRight) {
   for (RandomStream& random : testing::RandomStreams(600)) {
     const Plan plan = random_plan(random);

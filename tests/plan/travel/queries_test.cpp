@@ -127,7 +127,7 @@ TEST(ChosenWork, IsKeysAloneUnlessOthersGainEnough) {
     by.work = WorkMode::Keys;
     EXPECT_LT(step_seconds(plan), 0.9 * step_seconds(make_plan(of, by)));
   };
-  expect_faster(documents({0, 3000, 13000, 15000, 31000, 40000, 65536}),
+  expect_faster(documents({0, 1500, 6500, 7500, 15500, 20000, 32768}),
                 {.num_ranks = 8, .num_heads_q = 32, .num_heads_kv = 32}, WorkMode::Heads);
   expect_faster(documents({0, 3000, 4096}), {.num_ranks = 4, .num_heads_q = 32, .num_heads_kv = 8},
                 WorkMode::Keys);
