@@ -5,6 +5,7 @@
 #include "plan/cost/report.hpp"
 #include "plan/cost/step_walk.hpp"
 #include "plan/value/config.hpp"
+#include "plan/value/spaces.hpp"
 #include "simulate/strategies.hpp"
 
 namespace magi::simulate {
@@ -92,21 +93,14 @@ class PlanTimes {
   Moved moved_rows(std::int32_t rank, Space space) const {
     if (plan_.stages_in_flight > 0 && space == Space::Keys) return rows_in_flight(rank);
     Moved rows;
-    const RankPlan& first = plan_.ranks[0];
-    const auto num_segments =
-        static_cast<std::int32_t>((space == Space::Keys ? first.k : first.q).segments.size());
-    for (std::int32_t segment = 1; segment < num_segments; ++segment) {
-      const planner::SegmentTraffic& moved = loads_.traffic(rank, space, segment);
+    const RankPlan& own = plan_.ranks[static_cast<std::size_t>(rank)];
+    const std::vector<Segment>& segments = planner::space_of(own, space).segments;
+    for (std::size_t s = 1; s < segments.size(); ++s) {
+      const auto& moved = loads_.traffic(rank, space, static_cast<std::int32_t>(s));
       rows.sent += moved.rows_out();
-      rows.received +=
-          plan_.num_head_shares > 1 ? segment_rows(rank, space, segment) : moved.rows_in();
+      rows.received += plan_.num_head_shares > 1 ? segments[s].num_rows : moved.rows_in();
     }
     return rows;
-  }
-  std::int64_t segment_rows(std::int32_t rank, Space space, std::int32_t segment) const {
-    const RankPlan& own = plan_.ranks[static_cast<std::size_t>(rank)];
-    const TokenSpace& rows = space == Space::Keys ? own.k : own.q;
-    return rows.segments[static_cast<std::size_t>(segment)].num_rows;
   }
 
   /// Received keys, float32 sums for these and for own ones, and partials of own ones from others;
