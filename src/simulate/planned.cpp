@@ -191,8 +191,7 @@ class PlanTimes {
   /// The pairs that a forward's one attention call computes with keys of other ranks; a launch is
   /// no part of it.
   double in_flight_seconds(const RankPlan& own, Pass pass) const {
-    Work work;
-    for (const BandSlice& slice : planner::in_flight_slices(own)) work.add(shrink(slice));
+    const Work work = work_of(planner::in_flight_slices(own));
     if (pass == Pass::Backward || work.area == 0) return 0.0;
     return attend_seconds(cluster_, plan_.config, work, pass, heads_of(own.attends.front().heads)) -
            cluster_.kernel(pass).seconds_per_launch;
@@ -200,10 +199,9 @@ class PlanTimes {
 
   double attend_time(const RankPlan& own, std::int32_t index, Pass pass) const {
     const Attend& attend = own.attends[static_cast<std::size_t>(index)];
-    Work work;
-    for (std::int32_t s = attend.slices.begin; s < attend.slices.end; ++s) {
-      work.add(shrink(own.slices[static_cast<std::size_t>(s)]));
-    }
+    const auto first = static_cast<std::size_t>(attend.slices.begin);
+    const auto count = static_cast<std::size_t>(attend.slices.size());
+    const Work work = work_of(std::span(own.slices).subspan(first, count));
     const double heads = heads_of(attend.heads);
     const double seconds = attend_seconds(cluster_, plan_.config, work, pass, heads);
     if (!attend.is_merging || pass == Pass::Backward) return seconds;
