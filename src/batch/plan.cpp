@@ -86,10 +86,6 @@ Packed pack_best(const BatchWork& work, const BatchConfig& config) {
   return next.packing.step < packed.packing.step ? std::move(next) : std::move(packed);
 }
 
-std::int32_t default_chunk(const BatchConfig& config) {
-  return std::clamp(config.rows_per_rank / kChunksPerRank, 1, kMostChunkRows);
-}
-
 }  // namespace
 
 BatchSample causal_sample(std::int32_t rows) {
@@ -98,7 +94,9 @@ BatchSample causal_sample(std::int32_t rows) {
 
 BatchPlan plan_batch(std::span<const BatchSample> samples, const BatchConfig& config) {
   BatchPlan plan{.config = config, .samples = {samples.begin(), samples.end()}};
-  if (config.chunk_size == 0) plan.config.chunk_size = default_chunk(config);
+  if (config.chunk_size == 0) {
+    plan.config.chunk_size = std::clamp(config.rows_per_rank / kChunksPerRank, 1, kMostChunkRows);
+  }
   const BatchWork work = batch::work_of(samples, plan.config);
   if (work.samples.empty()) {
     plan.micro_batches.resize(static_cast<std::size_t>(config.num_micro_batches));

@@ -45,10 +45,6 @@ class Slots {
     ticks_[slot] += work.ticks;
     rows_[slot] += work.rows;
   }
-  void remove(std::size_t slot, const Work& work) {
-    ticks_[slot] -= work.ticks;
-    rows_[slot] -= work.rows;
-  }
   void add(const Spread& spread) { change(spread, 1); }
   void remove(const Spread& spread) { change(spread, -1); }
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 
-#include "base/check.hpp"
+#include "base/bounds.hpp"
 #include "base/math.hpp"
 #include "plan/value/config.hpp"
 
@@ -13,12 +13,6 @@ namespace {
 
 constexpr std::int32_t kMostMicroBatches = 1 << 16;
 constexpr double kMostSeconds = 4e6;  // of all ranks together: ticks stay below 2^62
-
-void require_between(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
-  if (value < low || value > high) {
-    throw invalid(name, value, std::to_string(low) + " to " + std::to_string(high));
-  }
-}
 
 void require_number(const char* name, double value, bool is_zero_allowed) {
   if (!std::isfinite(value) || value < 0.0 || (value == 0.0 && !is_zero_allowed)) {
@@ -44,9 +38,8 @@ void validate(const BatchConfig& config) {
 
 void validate(const BatchSample& sample, std::size_t index, const BatchConfig& config) {
   const std::string name = "sample " + std::to_string(index);
-  require_between((name + ": rows").c_str(), sample.rows, 0, kMaxRows);
-  require_between((name + ": pairs").c_str(), sample.pairs, 0,
-                  std::int64_t{sample.rows} * sample.rows);
+  require_between(name + ": rows", sample.rows, 0, kMaxRows);
+  require_between(name + ": pairs", sample.pairs, 0, std::int64_t{sample.rows} * sample.rows);
   const std::int64_t room = std::int64_t{chunks_per_rank(config)} * config.chunk_size;
   const std::int64_t padded = align_up<std::int64_t>(sample.rows, config.chunk_size);
   if (padded > room * config.num_ranks) {

@@ -56,19 +56,9 @@ BackwardArgs read_backward(const magi_attention_inputs* inputs, const magi_atten
   const AttentionResult out = read_result(result);
   const Gradients given = read_gradients(gradients);
   check_outputs(in, out, given.output, given.input);
-  return {.q = in.q,
-          .k = in.k,
-          .v = in.v,
-          .out = out.out,
-          .lse = out.lse,
-          .dout = given.output.dout,
-          .dlse = given.output.dlse,
-          .sink = given.input.dsink.empty() ? TensorView{} : in.sink,
-          .dq = given.input.dq,
-          .dk = given.input.dk,
-          .dv = given.input.dv,
-          .dsink = given.input.dsink,
-          .params = in.params};
+  BackwardArgs args = backward_args(in, out, given.output, given.input);
+  if (args.dsink.empty()) args.sink = {};
+  return args;
 }
 
 }  // namespace magi::capi

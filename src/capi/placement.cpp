@@ -60,13 +60,7 @@ magi_status magi_placement_get_info(const magi_placement* placement, magi_placem
 
 magi_status magi_placement_rows_of(const magi_placement* placement, int32_t rank,
                                    int32_t* num_rows) {
-  return guarded([&] {
-    const magi::Placement& given = placement_of(placement);
-    if (rank < 0 || rank >= given.num_ranks) {
-      throw magi::invalid("rank", rank, "0 to " + std::to_string(given.num_ranks - 1));
-    }
-    require(num_rows, "num_rows") = given.rows_of(rank);
-  });
+  return guarded([&] { require(num_rows, "num_rows") = placement_of(placement).rows_of(rank); });
 }
 
 magi_status magi_placement_position_ids(const magi_placement* placement, int32_t rank,

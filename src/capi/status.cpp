@@ -25,10 +25,11 @@ LastError& last_error() {
   return error;
 }
 
-magi_status record(magi_status status, const char* message) noexcept {
+magi_status record(magi_status status, const char* message, std::int32_t comm_failure = 0,
+                   std::int32_t cuda_error = 0) noexcept {
   LastError& error = last_error();
-  error.comm_failure = 0;
-  error.cuda_error = 0;
+  error.comm_failure = comm_failure;
+  error.cuda_error = cuda_error;
   try {
     error.text = message;
     error.message = error.text.c_str();
@@ -46,13 +47,9 @@ magi_status record_current_exception() noexcept {
   } catch (const InvalidArgument& error) {
     return record(MAGI_INVALID_ARGUMENT, error.what());
   } catch (const CommError& error) {
-    record(MAGI_COMM_ERROR, error.what());
-    last_error().comm_failure = static_cast<std::int32_t>(error.failure());
-    return MAGI_COMM_ERROR;
+    return record(MAGI_COMM_ERROR, error.what(), static_cast<std::int32_t>(error.failure()));
   } catch (const CudaError& error) {
-    record(MAGI_CUDA_ERROR, error.what());
-    last_error().cuda_error = error.code();
-    return MAGI_CUDA_ERROR;
+    return record(MAGI_CUDA_ERROR, error.what(), 0, error.code());
   } catch (const std::bad_alloc&) {
     return record(MAGI_OUT_OF_MEMORY, "host memory is exhausted");
   } catch (const std::exception& error) {

@@ -61,6 +61,23 @@ ForwardArgs forward_args(const AttentionInputs& inputs, const AttentionResult& r
           .params = inputs.params};
 }
 
+BackwardArgs backward_args(const AttentionInputs& inputs, const AttentionResult& result,
+                           const OutputGradients& output, const InputGradients& input) {
+  return {.q = inputs.q,
+          .k = inputs.k,
+          .v = inputs.v,
+          .out = result.out,
+          .lse = result.lse,
+          .dout = output.dout,
+          .dlse = output.dlse,
+          .sink = inputs.sink,
+          .dq = input.dq,
+          .dk = input.dk,
+          .dv = input.dv,
+          .dsink = input.dsink,
+          .params = inputs.params};
+}
+
 void check_setup(const Plan* plan, const Communicator& communicator,
                  const AttentionOptions& options) {
   if (plan == nullptr) throw invalid("plan", "null", "a plan");
@@ -85,24 +102,11 @@ void check_pass_args(const RankSteps& steps, const AttentionBackend& backend,
   if (args.pass == Pass::Forward) {
     return check_attention(backend.limits(), forward_args(inputs, args.result), inputs.q.device);
   }
-  const auto& [dq, dk, dv, dsink] = args.input_gradients;
-  check_attention(backend.limits(),
-                  BackwardArgs{.q = inputs.q,
-                               .k = inputs.k,
-                               .v = inputs.v,
-                               .slices = {},
-                               .out = args.result.out,
-                               .lse = args.result.lse,
-                               .dout = args.output_gradients.dout,
-                               .dlse = args.output_gradients.dlse,
-                               .sink = inputs.sink,
-                               .dq = dq,
-                               .dk = dk,
-                               .dv = dv,
-                               // A sink may come without a place for its gradient.
-                               .dsink = dsink.empty() ? inputs.sink : dsink,
-                               .params = inputs.params},
-                  inputs.q.device);
+  BackwardArgs backward =
+      backward_args(inputs, args.result, args.output_gradients, args.input_gradients);
+  // A sink may come without a place for its gradient.
+  if (backward.dsink.empty()) backward.dsink = inputs.sink;
+  check_attention(backend.limits(), backward, inputs.q.device);
 }
 
 void check_stream(const comm::RowExchanger& exchanger, const Communicator& communicator,

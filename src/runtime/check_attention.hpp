@@ -20,8 +20,10 @@ struct PassArgs {
   TensorView whole_out = {};  ///< of a section of the heads: out of all of them
 };
 
-/// The arguments of a forward, without slices.
+/// The arguments of a pass, without slices.
 ForwardArgs forward_args(const AttentionInputs& inputs, const AttentionResult& result);
+BackwardArgs backward_args(const AttentionInputs& inputs, const AttentionResult& result,
+                           const OutputGradients& output, const InputGradients& input);
 
 /// The plan was made for as many ranks, and some device allows the options: StepMemory checks the
 /// rest, when a call tells the device.

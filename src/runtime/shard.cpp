@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <numeric>
 
-#include "base/check.hpp"
+#include "base/bounds.hpp"
 #include "base/element.hpp"
 #include "comm/rows/abort_group.hpp"
 #include "comm/rows/call_options.hpp"
 #include "comm/rows/row_exchanger.hpp"
+#include "comm/rows/row_layout.hpp"
 #include "kernels/check/check_tensor.hpp"
 #include "magi/runtime.hpp"
 #include "runtime/shard_map.hpp"
@@ -18,28 +17,28 @@
 namespace magi {
 namespace {
 
+void check_shape_of(const char* name, const TensorView& tensor, const TensorView& expected) {
+  const auto shape = [](const TensorView& view) {
+    return std::span(view.shape).first(static_cast<std::size_t>(view.rank));
+  };
+  if (std::ranges::equal(shape(tensor), shape(expected))) return;
+  throw invalid(std::string(name) + ".shape", shape_text(shape(tensor)),
+                shape_text(shape(expected)));
+}
+
 /// A sharded tensor beside the whole one, on its device, checked against a placement.
 void check_pair(const Placement& placement, std::int32_t rank, const TensorView& global,
                 const TensorView& local) {
-  if (rank < 0 || rank >= placement.num_ranks) {
-    throw invalid("rank", rank, "0 to " + std::to_string(placement.num_ranks - 1));
-  }
+  require_between("rank", rank, 0, placement.num_ranks - 1);
   check_tensor_on(global.device, "global", global);
   check_tensor_on(global.device, "local", local);
-  if (global.shape[0] > placement.num_rows) {
-    throw invalid("global.shape[0]", global.shape[0], "0 to " + std::to_string(placement.num_rows));
-  }
+  require_between("global.shape[0]", global.shape[0], 0, placement.num_rows);
   if (local.dtype != global.dtype) {
     throw invalid("local.dtype", dtype_name(local.dtype), dtype_name(global.dtype));
   }
-  std::array<std::int64_t, kMaxTensorRank> expected = global.shape;
-  expected[0] = placement.rows_of(rank);
-  const auto axes = static_cast<std::size_t>(global.rank);
-  const std::span<const std::int64_t> seen(local.shape.data(),
-                                           static_cast<std::size_t>(local.rank));
-  if (!std::ranges::equal(seen, std::span(expected).first(axes))) {
-    throw invalid("local.shape", shape_text(seen), shape_text(std::span(expected).first(axes)));
-  }
+  TensorView expected = global;
+  expected.shape[0] = placement.rows_of(rank);
+  check_shape_of("local", local, expected);
 }
 
 /// Integers take whole numbers within their range only.
@@ -118,9 +117,7 @@ void move_rows(Communicator& communicator, const comm::RowTable& table, const co
 }
 
 std::int64_t row_length(const TensorView& tensor) {
-  const auto axes = static_cast<std::size_t>(tensor.rank);
-  const auto row = std::span(tensor.shape).first(axes).subspan(1);
-  return std::accumulate(row.begin(), row.end(), std::int64_t{1}, std::multiplies());
+  return static_cast<std::int64_t>(comm::row_elements(tensor));
 }
 
 /// The values that ranks compare of a call, so that none takes rows of another placement or call
@@ -202,20 +199,13 @@ void roll(const TensorView& local, const Placement& placement, std::int32_t num_
           std::int64_t shift, Communicator& communicator, const TensorView& out, void* stream) {
   check_group(placement, communicator);
   check_tensor_on(local.device, "local", local);
-  if (num_valid_rows < 0 || num_valid_rows > placement.num_rows) {
-    throw invalid("num_valid_rows", num_valid_rows, "0 to " + std::to_string(placement.num_rows));
-  }
+  require_between("num_valid_rows", num_valid_rows, 0, placement.num_rows);
   if (local.shape[0] != placement.rows_of(communicator.rank())) {
     throw invalid("local.shape[0]", local.shape[0],
                   std::to_string(placement.rows_of(communicator.rank())));
   }
   check_tensor_on(local.device, "out", out);
-  const auto shape = [](const TensorView& tensor) {
-    return std::span(tensor.shape).first(static_cast<std::size_t>(tensor.rank));
-  };
-  if (!std::ranges::equal(shape(out), shape(local))) {
-    throw invalid("out.shape", shape_text(shape(out)), shape_text(shape(local)));
-  }
+  check_shape_of("out", out, local);
   if (out.dtype != local.dtype) {
     throw invalid("out.dtype", dtype_name(out.dtype), dtype_name(local.dtype));
   }

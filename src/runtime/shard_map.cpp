@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "base/check.hpp"
+#include "base/bounds.hpp"
 #include "magi/runtime.hpp"
 
 namespace magi {
@@ -112,12 +112,8 @@ RollTable roll_table(const Placement& placement, std::int32_t rank, std::int32_t
 
 std::vector<std::int64_t> position_ids(const Placement& placement, std::int32_t rank,
                                        std::int32_t num_valid_rows) {
-  if (rank < 0 || rank >= placement.num_ranks) {
-    throw invalid("rank", rank, "0 to " + std::to_string(placement.num_ranks - 1));
-  }
-  if (num_valid_rows < 1 || num_valid_rows > placement.num_rows) {
-    throw invalid("num_valid_rows", num_valid_rows, "1 to " + std::to_string(placement.num_rows));
-  }
+  require_between("rank", rank, 0, placement.num_ranks - 1);
+  require_between("num_valid_rows", num_valid_rows, 1, placement.num_rows);
   std::vector<std::int64_t> ids;
   ids.reserve(static_cast<std::size_t>(placement.rows_of(rank)));
   for (const std::int32_t chunk : placement.chunks_of(rank)) {

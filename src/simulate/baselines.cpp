@@ -136,7 +136,7 @@ Figures simulate_ulysses(const Problem& problem) {
   const RowParts parts{problem.mask.rows_q, config.num_ranks, RowOrder::Contiguous};
   figures.memory_bytes = parts.rows_of_member() * row_memory(config);
   add_all_to_alls(problem, config.num_ranks, parts.rows_of_member(), figures);
-  const Work work = whole_work(problem.mask);
+  const Work work = work_of(problem.mask.slices);
   const std::int32_t heads = config.num_heads_q / config.num_ranks;
   for (const Pass pass : {Pass::Forward, Pass::Backward}) {
     PassFigures& target = figures.passes[static_cast<std::size_t>(pass)];

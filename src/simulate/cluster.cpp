@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/check.hpp"
+#include "base/bounds.hpp"
 #include "plan/text/machine_name.hpp"
 
 namespace magi::simulate {
@@ -50,9 +50,7 @@ void require_between(const char* name, double value, double high, const char* al
 
 void validate(const Cluster& cluster) {
   planner::require_machine_name(cluster.machine);
-  if (cluster.devices_per_node < 1 || cluster.devices_per_node > kMostDevices) {
-    throw invalid("devices_per_node", cluster.devices_per_node, "1 to 1024");
-  }
+  magi::require_between("devices_per_node", cluster.devices_per_node, 1, kMostDevices);
   require_rate("node_bytes_per_second", cluster.node.bytes_per_second);
   require_rate("network_bytes_per_second", cluster.network.bytes_per_second);
   require_rate("memory_bytes_per_second", cluster.memory_bytes_per_second);

@@ -67,8 +67,7 @@ Figures simulate_latents(const Problem& problem) {
   const double row_seconds = projected / cluster.forward.flops_per_second;
   Figures figures;
   for (std::size_t rank = 0; rank < links.size(); ++rank) {
-    Work work;
-    for (const BandSlice& slice : keys.ranks[rank].slices) work.add(shrink(slice));
+    const Work work = work_of(keys.ranks[rank].slices);
     const std::int64_t own = keys.placement_q.rows_of(static_cast<std::int32_t>(rank));
     const std::int64_t received = links[rank].received();
     for (const Pass pass : {Pass::Forward, Pass::Backward}) {

@@ -5,6 +5,7 @@
 #include "plan/cost/report.hpp"
 #include "plan/cost/step_walk.hpp"
 #include "plan/value/config.hpp"
+#include "plan/value/spaces.hpp"
 #include "simulate/strategies.hpp"
 
 namespace magi::simulate {
@@ -92,21 +93,14 @@ class PlanTimes {
   Moved moved_rows(std::int32_t rank, Space space) const {
     if (plan_.stages_in_flight > 0 && space == Space::Keys) return rows_in_flight(rank);
     Moved rows;
-    const RankPlan& first = plan_.ranks[0];
-    const auto num_segments =
-        static_cast<std::int32_t>((space == Space::Keys ? first.k : first.q).segments.size());
-    for (std::int32_t segment = 1; segment < num_segments; ++segment) {
-      const planner::SegmentTraffic& moved = loads_.traffic(rank, space, segment);
+    const RankPlan& own = plan_.ranks[static_cast<std::size_t>(rank)];
+    const std::vector<Segment>& segments = planner::space_of(own, space).segments;
+    for (std::size_t s = 1; s < segments.size(); ++s) {
+      const auto& moved = loads_.traffic(rank, space, static_cast<std::int32_t>(s));
       rows.sent += moved.rows_out();
-      rows.received +=
-          plan_.num_head_shares > 1 ? segment_rows(rank, space, segment) : moved.rows_in();
+      rows.received += plan_.num_head_shares > 1 ? segments[s].num_rows : moved.rows_in();
     }
     return rows;
-  }
-  std::int64_t segment_rows(std::int32_t rank, Space space, std::int32_t segment) const {
-    const RankPlan& own = plan_.ranks[static_cast<std::size_t>(rank)];
-    const TokenSpace& rows = space == Space::Keys ? own.k : own.q;
-    return rows.segments[static_cast<std::size_t>(segment)].num_rows;
   }
 
   /// Received keys, float32 sums for these and for own ones, and partials of own ones from others;
@@ -197,8 +191,7 @@ class PlanTimes {
   /// The pairs that a forward's one attention call computes with keys of other ranks; a launch is
   /// no part of it.
   double in_flight_seconds(const RankPlan& own, Pass pass) const {
-    Work work;
-    for (const BandSlice& slice : planner::in_flight_slices(own)) work.add(shrink(slice));
+    const Work work = work_of(planner::in_flight_slices(own));
     if (pass == Pass::Backward || work.area == 0) return 0.0;
     return attend_seconds(cluster_, plan_.config, work, pass, heads_of(own.attends.front().heads)) -
            cluster_.kernel(pass).seconds_per_launch;
@@ -206,10 +199,9 @@ class PlanTimes {
 
   double attend_time(const RankPlan& own, std::int32_t index, Pass pass) const {
     const Attend& attend = own.attends[static_cast<std::size_t>(index)];
-    Work work;
-    for (std::int32_t s = attend.slices.begin; s < attend.slices.end; ++s) {
-      work.add(shrink(own.slices[static_cast<std::size_t>(s)]));
-    }
+    const auto first = static_cast<std::size_t>(attend.slices.begin);
+    const auto count = static_cast<std::size_t>(attend.slices.size());
+    const Work work = work_of(std::span(own.slices).subspan(first, count));
     const double heads = heads_of(attend.heads);
     const double seconds = attend_seconds(cluster_, plan_.config, work, pass, heads);
     if (!attend.is_merging || pass == Pass::Backward) return seconds;

@@ -35,15 +35,9 @@ void Work::add(const BandSlice& slice) {
   edges += num_rows * ((slice.d_min != -kBandInfinity) + (slice.d_max != kBandInfinity));
 }
 
-void Work::add(const Work& other) {
-  area += other.area;
-  rows += other.rows;
-  edges += other.edges;
-}
-
-Work whole_work(const Mask& mask) {
+Work work_of(std::span<const BandSlice> slices) {
   Work work;
-  for (const BandSlice& slice : mask.slices) work.add(shrink(slice));
+  for (const BandSlice& slice : slices) work.add(shrink(slice));
   return work;
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "magi/mask.hpp"
@@ -16,7 +17,6 @@ struct Work {
   std::int64_t edges = 0;  ///< the same, each counted once for every bound of its slice's diagonals
 
   void add(const BandSlice& slice);
-  void add(const Work& other);
   friend bool operator==(const Work&, const Work&) = default;
 };
 
@@ -50,8 +50,7 @@ struct RowParts {
   }
 };
 
-/// All of a mask.
-Work whole_work(const Mask& mask);
+Work work_of(std::span<const BandSlice> slices);
 /// Work of each member's queries over all keys.
 std::vector<Work> query_work(const Mask& mask, const RowParts& parts);
 /// Work of each member's queries (row) over each member's keys (column), [num_members *

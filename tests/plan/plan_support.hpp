@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "magi/mask_builders.hpp"
 #include "magi/plan.hpp"
 #include "plan/cost/report.hpp"
 #include "plan/placements.hpp"
@@ -41,6 +42,21 @@ inline std::vector<std::vector<std::int32_t>> segment_rows(const Plan& plan, std
 /// One causal document.
 inline Mask causal(std::int32_t rows) {
   return {rows, rows, {band_slice({0, rows}, {0, rows}, MaskType::Causal)}};
+}
+
+/// Packed causal documents of `shortest` to 256 * `shortest` rows.
+inline Mask random_documents(RandomStream& random, std::int32_t rows, std::int32_t shortest) {
+  std::vector<std::int32_t> ends{0};
+  while (ends.back() < rows) {
+    const std::int32_t length = shortest << random.between(0, 7);
+    ends.push_back(std::min(ends.back() + random.between(length, 2 * length), rows));
+  }
+  return mask_from_cu_seqlens(ends, ends, {.is_causal = true});
+}
+
+/// Of a forward and a backward.
+inline double step_seconds(const Plan& plan) {
+  return plan.report.forward_seconds + plan.report.backward_seconds;
 }
 
 /// For each row the last one before it that it sees, -1 without one.

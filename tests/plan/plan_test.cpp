@@ -125,8 +125,7 @@ TEST(Plan, PlacedMasksOfEveryDegreeAttendTheSamePairs) {
 /// Seconds of a step of keys alone in a placement.
 double step_in(const Mask& mask, PlanConfig config, PlacementAlgorithm algorithm) {
   config.placement.algorithm = algorithm;
-  const PlanReport report = make_plan(mask, config).report;
-  return report.forward_seconds + report.backward_seconds;
+  return step_seconds(make_plan(mask, config));
 }
 
 TEST(Plan, OverNodesNoNamedPlacementOfFewChunksIsFaster) {
@@ -156,9 +155,7 @@ TEST(Plan, OverNodesNoNamedPlacementOfFewChunksIsFaster) {
       if (price >= 12) named.push_back(PlacementAlgorithm::Thorough);
     }
     for (const PlacementAlgorithm other : named) {
-      EXPECT_LE(plan.report.forward_seconds + plan.report.backward_seconds,
-                step_in(mask, config, other))
-          << placement_name(other);
+      EXPECT_LE(step_seconds(plan), step_in(mask, config, other)) << placement_name(other);
     }
   }
 }

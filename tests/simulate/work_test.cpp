@@ -74,7 +74,7 @@ TEST(Work, OfMembersIsThatOfTheDenseMask) {
       EXPECT_EQ(queries[q].area, row);
       total += row;
     }
-    EXPECT_EQ(whole_work(mask).area, total);
+    EXPECT_EQ(work_of(mask.slices).area, total);
     EXPECT_EQ(total, area(mask));
   }
 }

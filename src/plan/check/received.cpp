@@ -8,8 +8,6 @@
 namespace magi::planner {
 namespace {
 
-const char* name_of(Space space) { return space == Space::Keys ? "key" : "query"; }
-
 /// Sorts ranges and joins those that touch.
 void unite(std::vector<Range>& ranges) {
   std::ranges::sort(ranges, {}, &Range::begin);
@@ -29,13 +27,12 @@ void unite(std::vector<Range>& ranges) {
 std::vector<std::vector<Range>> read_rows(const RankPlan& rank, Space space) {
   std::vector<std::vector<Range>> read(space_of(rank, space).segments.size());
   for (const Attend& attend : rank.attends) {
-    const bool is_keys = space == Space::Keys;
-    auto& rows = read[static_cast<std::size_t>(is_keys ? attend.k_segment : attend.q_segment)];
+    auto& rows = read[static_cast<std::size_t>(segment_of(attend, space))];
     if (&rows == &read[0]) continue;
     for (std::int32_t s = attend.slices.begin; s < attend.slices.end; ++s) {
       const BandSlice slice = shrink(rank.slices[static_cast<std::size_t>(s)]);
       if (slice.q0 == slice.q1) continue;
-      rows.push_back(is_keys ? Range{slice.k0, slice.k1} : Range{slice.q0, slice.q1});
+      rows.push_back(space == Space::Keys ? Range{slice.k0, slice.k1} : Range{slice.q0, slice.q1});
     }
   }
   for (auto& rows : read) unite(rows);

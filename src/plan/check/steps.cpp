@@ -10,7 +10,6 @@
 namespace magi::planner {
 namespace {
 
-bool is_meeting(Range a, Range b) { return std::max(a.begin, b.begin) < std::min(a.end, b.end); }
 bool is_containing(Range a, Range b) { return a.begin <= b.begin && b.end <= a.end; }
 
 /// True if the ranges, in any order, cover [0, end) once.
@@ -117,9 +116,6 @@ class PassCheck {
   const Exchange& exchange_of(const Step& step) const {
     return plan_.exchanges[static_cast<std::size_t>(step.index)];
   }
-  static std::int32_t segment_of(const Attend& attend, Space space) {
-    return space == Space::Keys ? attend.k_segment : attend.q_segment;
-  }
 
   /// The exchanges of the pass in order, every attention call once.
   void check_lists() {
@@ -161,8 +157,8 @@ class PassCheck {
                exchange.segment == segment && is_containing(exchange.heads, attend.heads);
       });
       if (!is_awaited) {
-        add_at(i, "attend ", steps_[i].index, " does not wait for ",
-               space == Space::Keys ? "key" : "query", " segment ", segment);
+        add_at(i, "attend ", steps_[i].index, " does not wait for ", name_of(space), " segment ",
+               segment);
       }
     }
   }
@@ -183,7 +179,7 @@ class PassCheck {
       const Attend& attend = attend_of(steps_[j]);
       const std::int32_t segment = segment_of(attend, space_of(exchange.role));
       if (segment != 0 && segment != exchange.segment) continue;
-      if (!is_meeting(attend.heads, exchange.heads)) continue;
+      if (!overlaps(attend.heads, exchange.heads)) continue;
       if (static_cast<std::int32_t>(j) > last_awaited) {
         add_at(i, "exchange ", steps_[i].index, " does not wait for attend ", steps_[j].index);
         return;

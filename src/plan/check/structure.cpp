@@ -66,7 +66,7 @@ std::int64_t rows_of(const Placement& placement, std::size_t rank) {
 /// Segment 0 holds the rank's rows of the placement, the others received ones.
 void check_space(const Plan& plan, std::size_t rank, Space space, Problems& problems) {
   const bool is_keys = space == Space::Keys;
-  const char* name = is_keys ? "key" : "query";
+  const char* name = name_of(space);
   const auto& segments = space_of(plan.ranks[rank], space).segments;
   const std::size_t num_segments = space_of(plan.ranks[0], space).segments.size();
   if (segments.empty() || segments.size() != num_segments || num_segments > kMaxSegments) {

@@ -8,6 +8,7 @@
 
 #include "base/text_stream.hpp"
 #include "magi/plan.hpp"
+#include "plan/value/spaces.hpp"
 
 namespace magi::planner {
 
@@ -30,10 +31,6 @@ class Problems {
  private:
   std::vector<std::string> sentences_;
 };
-
-inline const TokenSpace& space_of(const RankPlan& rank, Space space) {
-  return space == Space::Keys ? rank.k : rank.q;
-}
 
 constexpr const char* pass_name(bool is_backward) { return is_backward ? "backward" : "forward"; }
 

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <array>
 
+#include "plan/value/spaces.hpp"
+
 namespace magi::planner {
 namespace {
-
-bool overlaps(Range a, Range b) { return a.begin < b.end && b.begin < a.end; }
 
 /// Counts one pass of one rank.
 class RankSums {

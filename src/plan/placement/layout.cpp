@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "base/check.hpp"
+#include "base/bounds.hpp"
 #include "base/math.hpp"
 #include "magi/placement.hpp"
 
@@ -17,9 +17,7 @@ void check_positive(const char* argument, std::int32_t value) {
 }  // namespace
 
 Range Placement::chunk_rows(std::int32_t chunk) const {
-  if (chunk < 0 || chunk >= num_chunks()) {
-    throw invalid("chunk", chunk, "0 to " + std::to_string(num_chunks() - 1));
-  }
+  require_between("chunk", chunk, 0, num_chunks() - 1);
   // 64 bits: the end of a short last chunk may pass 2^31 before it is clipped.
   const std::int64_t begin = std::int64_t{chunk} * chunk_size;
   const std::int64_t end = std::min<std::int64_t>(begin + chunk_size, num_rows);
@@ -27,9 +25,7 @@ Range Placement::chunk_rows(std::int32_t chunk) const {
 }
 
 std::span<const std::int32_t> Placement::chunks_of(std::int32_t rank) const {
-  if (rank < 0 || rank >= num_ranks) {
-    throw invalid("rank", rank, "0 to " + std::to_string(num_ranks - 1));
-  }
+  require_between("rank", rank, 0, num_ranks - 1);
   const auto first = static_cast<std::size_t>(rank_begin[static_cast<std::size_t>(rank)]);
   const auto last = static_cast<std::size_t>(rank_begin[static_cast<std::size_t>(rank) + 1]);
   return std::span<const std::int32_t>(rank_chunks).subspan(first, last - first);
@@ -45,9 +41,7 @@ std::int32_t Placement::rows_of(std::int32_t rank) const {
 
 Placement placement_from_chunks(std::int32_t num_rows, std::int32_t chunk_size,
                                 std::int32_t num_ranks, std::vector<std::int32_t> chunk_rank) {
-  if (num_rows < 0 || num_rows > kMaxRows) {
-    throw invalid("num_rows", num_rows, "0 to " + std::to_string(kMaxRows));
-  }
+  require_between("num_rows", num_rows, 0, kMaxRows);
   check_positive("chunk_size", chunk_size);
   check_positive("num_ranks", num_ranks);
   const std::int64_t num_chunks = ceil_div<std::int64_t>(num_rows, chunk_size);
@@ -79,9 +73,7 @@ Placement placement_from_chunks(std::int32_t num_rows, std::int32_t chunk_size,
 
 std::int32_t resolve_chunk_size(std::int32_t rows, std::int32_t num_ranks,
                                 const PlacementConfig& config) {
-  if (rows < 0 || rows > kMaxRows) {
-    throw invalid("rows", rows, "0 to " + std::to_string(kMaxRows));
-  }
+  require_between("rows", rows, 0, kMaxRows);
   check_positive("num_ranks", num_ranks);
   check_positive("min_chunks_per_rank", config.min_chunks_per_rank);
   if (config.chunk_size) check_positive("chunk_size", *config.chunk_size);
@@ -92,9 +84,7 @@ std::int32_t resolve_chunk_size(std::int32_t rows, std::int32_t num_ranks,
 }
 
 std::int32_t padding_rows(std::int32_t rows, std::int32_t num_ranks, std::int32_t chunk) {
-  if (rows < 0 || rows > kMaxRows) {
-    throw invalid("rows", rows, "0 to " + std::to_string(kMaxRows));
-  }
+  require_between("rows", rows, 0, kMaxRows);
   check_positive("num_ranks", num_ranks);
   check_positive("chunk", chunk);
   const std::int64_t padded = align_up<std::int64_t>(rows, std::int64_t{chunk} * num_ranks);

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/check.hpp"
+#include "base/bounds.hpp"
 #include "magi/placement.hpp"
 
 namespace magi {
@@ -17,11 +17,9 @@ constexpr std::array<const char*, kNumPlacementAlgorithms> kNames = {
 }  // namespace
 
 const char* placement_name(PlacementAlgorithm algorithm) {
-  const auto index = static_cast<std::size_t>(algorithm);
-  if (index >= kNames.size()) {
-    throw invalid("placement algorithm", static_cast<int>(algorithm), "0 to 6");
-  }
-  return kNames[index];
+  require_between("placement algorithm", static_cast<std::int32_t>(algorithm), 0,
+                  kNumPlacementAlgorithms - 1);
+  return kNames[static_cast<std::size_t>(algorithm)];
 }
 
 PlacementAlgorithm placement_from_name(std::string_view name) {

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "base/check.hpp"
+#include "base/bounds.hpp"
 #include "base/math.hpp"
 #include "magi/placement.hpp"
 #include "plan/placement/automatic.hpp"
@@ -25,9 +25,7 @@ void check_nodes(const NodeShape& nodes) {
     throw invalid("devices_per_node", nodes.devices_per_node, "0 (one node) or more");
   }
   constexpr std::int32_t kMostPrice = 1024;
-  if (nodes.crossing_price < 1 || nodes.crossing_price > kMostPrice) {
-    throw invalid("crossing_price", nodes.crossing_price, "1 to 1024");
-  }
+  require_between("crossing_price", nodes.crossing_price, 1, kMostPrice);
 }
 
 Assignment run_algorithm(const ChunkTable& table, const PlacementLimits& limits,

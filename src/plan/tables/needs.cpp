@@ -85,8 +85,7 @@ Needs find_needs(const Mask& mask, const Layout& layout_q, const Layout& layout_
     for (const std::int32_t run : layout_q.runs_of(static_cast<std::int32_t>(rank))) {
       for (const BandSlice& cut : needs.cuts_of_run(run)) seen.push_back({cut.k0, cut.k1});
     }
-    std::sort(seen.begin(), seen.end(),
-              [](const Range& a, const Range& b) { return a.begin < b.begin; });
+    std::ranges::sort(seen, {}, &Range::begin);
     const auto own_runs = layout_k.runs_of(static_cast<std::int32_t>(rank));
     std::size_t own = 0;
     std::int32_t rows = 0;

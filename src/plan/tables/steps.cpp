@@ -3,15 +3,11 @@
 
 #include <algorithm>
 
+#include "plan/value/spaces.hpp"
+
 namespace magi {
 namespace planner {
 namespace {
-
-bool overlaps(Range a, Range b) { return a.begin < b.end && b.begin < a.end; }
-
-std::int32_t segment_of(const Attend& attend, Space space) {
-  return space == Space::Keys ? attend.k_segment : attend.q_segment;
-}
 
 /// The last attention call that writes rows which `exchange` sends or adds to; -1: there is none.
 std::int32_t last_writer(const std::vector<Attend>& attends, const Exchange& exchange) {

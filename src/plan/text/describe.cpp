@@ -152,12 +152,9 @@ void describe_ranks(std::ostringstream& out, const Plan& plan) {
   const auto width = [](int usual, std::int64_t most) {
     return std::max(usual, static_cast<int>(std::to_string(most).size()) + 2);
   };
-  const auto most = [](const std::vector<std::int64_t>& values) {
-    return *std::ranges::max_element(values);
-  };
-  const int rows_width = width(10, most(report.rank_rows));
-  const int pairs_width = width(17, most(report.rank_area));
-  const int received_width = width(15, most(report.remote_rows));
+  const int rows_width = width(10, std::ranges::max(report.rank_rows));
+  const int pairs_width = width(17, std::ranges::max(report.rank_area));
+  const int received_width = width(15, std::ranges::max(report.remote_rows));
   out << "\n  rank" << std::setw(rows_width) << "rows" << std::setw(10) << "slices"
       << std::setw(pairs_width) << "pairs" << std::setw(received_width) << "received rows"
       << std::setw(14) << "sent"
@@ -173,9 +170,8 @@ void describe_ranks(std::ostringstream& out, const Plan& plan) {
         << "\n";
   }
   if (listed == num_ranks) return;
-  const auto [low, high] =
-      std::minmax_element(report.remote_rows.begin(), report.remote_rows.end());
-  out << "  ... " << num_ranks - listed << " more; ranks receive " << *low << " to " << *high
+  const auto [low, high] = std::ranges::minmax(report.remote_rows);
+  out << "  ... " << num_ranks - listed << " more; ranks receive " << low << " to " << high
       << " rows\n";
 }
 

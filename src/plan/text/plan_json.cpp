@@ -45,24 +45,17 @@ Value stage_mode(StageMode& mode) {
       [&mode] { return std::string(kNames.at(static_cast<std::size_t>(mode))); });
 }
 
-Value work(WorkMode& target) {
+/// The same, with functions that turn one into the other.
+template <typename Enum>
+Value named(Enum& target, const char* allowed, Enum (*from_name)(std::string_view),
+            const char* (*to_name)(Enum)) {
   return json::text(
-      "names of what travels",
-      [&target](std::string_view seen) {
-        target = work_from_name(seen);
+      allowed,
+      [&target, from_name](std::string_view seen) {
+        target = from_name(seen);
         return true;
       },
-      [&target] { return std::string(work_name(target)); });
-}
-
-Value algorithm(PlacementAlgorithm& target) {
-  return json::text(
-      "names of placements",
-      [&target](std::string_view seen) {
-        target = placement_from_name(seen);
-        return true;
-      },
-      [&target] { return std::string(placement_name(target)); });
+      [&target, to_name] { return std::string(to_name(target)); });
 }
 
 /// 16 hexadecimal digits: JSON numbers of many readers end at 2^53.
@@ -94,7 +87,8 @@ Value mask(Mask& target) {
 
 Value placement_config(PlacementConfig& c) {
   return json::object([&c] {
-    return Fields{{"algorithm", algorithm(c.algorithm)},
+    return Fields{{"algorithm",
+                   named(c.algorithm, "names of placements", placement_from_name, placement_name)},
                   {"chunk_size", json::optional_integer(c.chunk_size, 1, kMaxRows)},
                   {"min_chunks_per_rank", json::integer(c.min_chunks_per_rank, 1, kMaxRows)},
                   {"uneven_shard", json::boolean(c.uneven_shard)},
@@ -133,7 +127,7 @@ Value config(PlanConfig& c) {
                   {"placement", placement_config(c.placement)},
                   {"placement_k", optional_placement_config(c.placement_k)},
                   {"overlap_degree", json::optional_integer(c.overlap_degree, 0, kMaxDegree)},
-                  {"work", work(c.work)},
+                  {"work", named(c.work, "names of what travels", work_from_name, work_name)},
                   {"head_shares", json::integer(c.head_shares, 0, kMaxHeads), c.head_shares == 0},
                   {"stage_mode", stage_mode(c.stage_mode)},
                   {"min_stage_rows", json::integer(c.min_stage_rows, 1, kMaxRows)},

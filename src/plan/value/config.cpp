@@ -6,16 +6,10 @@
 #include <numeric>
 #include <string>
 
-#include "base/check.hpp"
+#include "base/bounds.hpp"
 
 namespace magi::planner {
 namespace {
-
-void require_between(const char* name, std::int32_t value, std::int32_t low, std::int32_t high) {
-  if (value < low || value > high) {
-    throw invalid(name, value, std::to_string(low) + " to " + std::to_string(high));
-  }
-}
 
 /// Far above any machine, and still exact: sums over all ranks of all rows that travel, with their
 /// float32 gradients, fit in int64.
@@ -115,9 +109,8 @@ constexpr std::array<const char*, 4> kWorkNames = {"keys", "queries", "auto", "h
 }  // namespace
 
 const char* work_name(WorkMode work) {
-  const auto index = static_cast<std::size_t>(work);
-  if (index >= kWorkNames.size()) throw invalid("work", static_cast<std::int32_t>(work), "0 to 3");
-  return kWorkNames[index];
+  require_between("work", static_cast<std::int32_t>(work), 0, kWorkNames.size() - 1);
+  return kWorkNames[static_cast<std::size_t>(work)];
 }
 
 WorkMode work_from_name(std::string_view name) {

@@ -1,26 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <string>
-
-#include "base/check.hpp"
+#include "base/bounds.hpp"
 #include "magi/plan.hpp"
+#include "plan/value/spaces.hpp"
 
 namespace magi {
 namespace {
 
-void require_rank(const Plan& plan, std::int32_t rank) {
-  const auto num_ranks = static_cast<std::int32_t>(plan.ranks.size());
-  if (rank < 0 || rank >= num_ranks) {
-    throw invalid("rank", rank, "0 to " + std::to_string(num_ranks - 1));
-  }
+const std::vector<Segment>& segments_of(const Plan& plan, std::int32_t rank, Space space) {
+  require_between("rank", rank, 0, static_cast<std::int64_t>(plan.ranks.size()) - 1);
+  return planner::space_of(plan.ranks[static_cast<std::size_t>(rank)], space).segments;
 }
 
 }  // namespace
 
 std::vector<RowExchange> row_exchanges(const Plan& plan, std::int32_t rank, Space space) {
-  require_rank(plan, rank);
-  const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
-  const TokenSpace& rows = space == Space::Keys ? own.k : own.q;
-  std::vector<RowExchange> exchanges(rows.segments.size());
+  std::vector<RowExchange> exchanges(segments_of(plan, rank, space).size());
   for (const Transfer& t : plan.transfers) {
     if (t.space != space || (t.src != rank && t.dst != rank)) continue;
     RowExchange& exchange = exchanges.at(static_cast<std::size_t>(t.dst_segment));
@@ -31,9 +25,7 @@ std::vector<RowExchange> row_exchanges(const Plan& plan, std::int32_t rank, Spac
 }
 
 std::vector<NodeExchange> node_exchanges(const Plan& plan, std::int32_t rank, Space space) {
-  require_rank(plan, rank);
-  const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
-  std::vector<NodeExchange> exchanges((space == Space::Keys ? own.k : own.q).segments.size());
+  std::vector<NodeExchange> exchanges(segments_of(plan, rank, space).size());
   for (const Hop& hop : find_hops(plan)) {
     if (hop.space != space) continue;
     NodeExchange& exchange = exchanges.at(static_cast<std::size_t>(hop.segment));

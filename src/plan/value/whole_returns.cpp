@@ -5,19 +5,17 @@
 #include <utility>
 #include <vector>
 
+#include "plan/value/spaces.hpp"
+
 namespace magi::planner {
 namespace {
 
 constexpr std::array kSpaces{Space::Keys, Space::Queries};
 
-const TokenSpace& rows_of(const RankPlan& rank, Space space) {
-  return space == Space::Queries ? rank.q : rank.k;
-}
-
 /// Whether no row of a rank fills more than one row of segments.
 bool is_moved_once(const Plan& plan, Space space) {
   std::int64_t rows_left = 0;  // where more move than there are, some move twice
-  for (const RankPlan& rank : plan.ranks) rows_left += rows_of(rank, space).segments[0].num_rows;
+  for (const RankPlan& rank : plan.ranks) rows_left += space_of(rank, space).segments[0].num_rows;
   for (const Transfer& t : plan.transfers) {
     if (t.space == space) rows_left -= t.num_rows;
   }
@@ -37,15 +35,12 @@ bool is_moved_once(const Plan& plan, Space space) {
 /// Whether no row and head of a space has parts of several attends of a rank, and none is merged
 /// into others, which takes float32; those without slices give none.
 bool makes_each_once(const std::vector<Attend>& attends, Space space) {
-  const auto segment_of = [space](const Attend& attend) {
-    return space == Space::Queries ? attend.q_segment : attend.k_segment;
-  };
   for (auto a = attends.begin(); a != attends.end(); ++a) {
     if (a->slices.empty()) continue;
-    if (segment_of(*a) == 0 || a->is_merging) return false;
+    if (segment_of(*a, space) == 0 || a->is_merging) return false;
     const bool is_met = std::any_of(attends.begin(), a, [&](const Attend& b) {
-      return !b.slices.empty() && segment_of(b) == segment_of(*a) && b.heads.begin < a->heads.end &&
-             a->heads.begin < b.heads.end;
+      return !b.slices.empty() && segment_of(b, space) == segment_of(*a, space) &&
+             overlaps(b.heads, a->heads);
     });
     if (is_met) return false;
   }

@@ -215,27 +215,13 @@ bool change_an_attend(RandomStream& random, Plan& plan) {
   RankPlan& rank = any_of(random, plan.ranks);
   if (rank.attends.empty()) return false;
   Attend& attend = any_of(random, rank.attends);
-  switch (random.between(0, 6)) {
-    case 0:
-      nudge(random, attend.q_segment);
-      break;
-    case 1:
-      nudge(random, attend.k_segment);
-      break;
-    case 2:
-      nudge(random, attend.heads.begin);
-      break;
-    case 3:
-      nudge(random, attend.heads.end);
-      break;
-    case 4:
-      nudge(random, attend.slices.begin);
-      break;
-    case 5:
-      nudge(random, attend.slices.end);
-      break;
-    default:
-      attend.is_merging = !attend.is_merging;
+  const std::array numbers = {&attend.q_segment, &attend.k_segment,    &attend.heads.begin,
+                              &attend.heads.end, &attend.slices.begin, &attend.slices.end};
+  const auto chosen = static_cast<std::size_t>(random.between(0, 6));
+  if (chosen < numbers.size()) {
+    nudge(random, *numbers[chosen]);
+  } else {
+    attend.is_merging = !attend.is_merging;
   }
   return true;
 }
@@ -272,24 +258,13 @@ bool change_a_step(RandomStream& random, Plan& plan) {
 bool change_an_exchange(RandomStream& random, Plan& plan) {
   if (plan.exchanges.empty()) return false;
   Exchange& exchange = any_of(random, plan.exchanges);
-  switch (random.between(0, 5)) {
-    case 0:
-      exchange.role = static_cast<Role>(random.between(0, kNumRoles - 1));
-      break;
-    case 1:
-      nudge(random, exchange.segment);
-      break;
-    case 2:
-      nudge(random, exchange.heads.begin);
-      break;
-    case 3:
-      nudge(random, exchange.heads.end);
-      break;
-    case 4:
-      nudge(random, exchange.hop);
-      break;
-    default:
-      nudge(random, exchange.stage);
+  const std::array numbers = {&exchange.segment, &exchange.heads.begin, &exchange.heads.end,
+                              &exchange.hop, &exchange.stage};
+  const std::int32_t chosen = random.between(0, 5);
+  if (chosen == 0) {
+    exchange.role = static_cast<Role>(random.between(0, kNumRoles - 1));
+  } else {
+    nudge(random, *numbers[static_cast<std::size_t>(chosen) - 1]);
   }
   return true;
 }

@@ -5,17 +5,12 @@
 
 #include <numeric>
 
-#include "base/check.hpp"
-#include "magi/mask_builders.hpp"
 #include "plan/plan_support.hpp"
 #include "support/random_streams.hpp"
+#include "support/refusal.hpp"
 
 namespace magi {
 namespace {
-
-Mask causal(std::int32_t rows) {
-  return mask_from_window({0, rows}, {0, rows}, {.left = -1, .right = 0}, rows, rows);
-}
 
 PlanConfig config_of(std::int32_t num_ranks, std::optional<std::int64_t> bound) {
   return {
@@ -24,9 +19,6 @@ PlanConfig config_of(std::int32_t num_ranks, std::optional<std::int64_t> bound) 
 
 std::int64_t memory_of(const Plan& plan) {
   return *std::ranges::max_element(plan.report.rank_memory);
-}
-double step_of(const Plan& plan) {
-  return plan.report.forward_seconds + plan.report.backward_seconds;
 }
 
 TEST(BoundedPlan, FourMillionTokensNeedNoMoreMemoryThanTheDefault) {
@@ -38,7 +30,7 @@ TEST(BoundedPlan, FourMillionTokensNeedNoMoreMemoryThanTheDefault) {
     const Plan unbounded = make_plan(causal(1 << 22), config);
     EXPECT_LE(memory_of(plan), kDefaultExchangeBytes);
     EXPECT_GT(memory_of(unbounded), std::int64_t{47} << 30);
-    EXPECT_LE(step_of(plan), 1.03 * step_of(unbounded));
+    EXPECT_LE(step_seconds(plan), 1.03 * step_seconds(unbounded));
     EXPECT_EQ(plan.stages_in_flight, 2);
     EXPECT_NE(describe(plan).find("where 2 stages lie at a time"), std::string::npos);
   }
@@ -106,7 +98,7 @@ TEST(BoundedPlan, TheFastestStagesThatKeepTheBoundAreChosen) {
   const Plan plan = make_plan(mask, config);
   EXPECT_LE(memory_of(plan), 512 << 20);
   config.stage_mode = StageMode::Rows;
-  EXPECT_LT(step_of(plan), step_of(make_plan(mask, config)));
+  EXPECT_LT(step_seconds(plan), step_seconds(make_plan(mask, config)));
   config.max_exchange_bytes = 100 << 20;  // eight heads do not suffice
   EXPECT_LE(memory_of(make_plan(mask, config)), 100 << 20);
   config.stage_mode = StageMode::Heads;
@@ -115,26 +107,21 @@ TEST(BoundedPlan, TheFastestStagesThatKeepTheBoundAreChosen) {
 
 TEST(BoundedPlan, WhatNoPlanKeepsIsRefusedInASentence) {
   const Mask mask = causal(1 << 14);
-  const auto refusal_of = [&](const PlanConfig& config) -> std::string {
-    try {
-      make_plan(mask, config);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "";
+  const auto refusal = [&](const PlanConfig& config) {
+    return testing::refusal_of([&] { make_plan(mask, config); });
   };
   PlanConfig config = config_of(4, 1000);
-  const std::string message = refusal_of(config);
+  const std::string message = refusal(config);
   const std::string start =
       "max_exchange_bytes is 1000; allowed: 0 (no bound), or for this mask and config at least ";
   ASSERT_EQ(message.substr(0, start.size()), start);
   config.max_exchange_bytes = std::stoll(message.substr(start.size()));
-  EXPECT_EQ(refusal_of(config), "");
+  EXPECT_EQ(refusal(config), "accepted");
   config.overlap_degree = 1;  // one stage takes no turn
-  EXPECT_NE(refusal_of(config).find("; stages that take turns need an overlap_degree of 3 or more"),
+  EXPECT_NE(refusal(config).find("; stages that take turns need an overlap_degree of 3 or more"),
             std::string::npos);
   config.max_exchange_bytes = -1;
-  EXPECT_EQ(refusal_of(config), "max_exchange_bytes is -1; allowed: 0 (no bound) or more");
+  EXPECT_EQ(refusal(config), "max_exchange_bytes is -1; allowed: 0 (no bound) or more");
 }
 
 TEST(BoundedPlan, GoesThroughJsonAndFaultsAreFound) {

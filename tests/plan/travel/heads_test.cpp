@@ -24,10 +24,6 @@ PlanConfig heads_config(std::int32_t num_ranks, std::int32_t heads_q, std::int32
   return config;
 }
 
-double seconds_of(const Plan& plan) {
-  return plan.report.forward_seconds + plan.report.backward_seconds;
-}
-
 TEST(PossibleShares, AreCommonDivisorsOfRanksAndHeads) {
   using Counts = std::vector<std::int32_t>;
   EXPECT_EQ(planner::possible_shares(heads_config(8, 64, 8)), (Counts{2, 4, 8}));
@@ -138,8 +134,8 @@ TEST(AutoPlan, SharesHeadsWhereRowsAreFewAndHeadsAreMany) {
   EXPECT_EQ(plan.num_head_shares, 8);
   for (const WorkMode work : {WorkMode::Keys, WorkMode::Queries}) {
     config.work = work;
-    EXPECT_LT(seconds_of(plan),
-              0.85 * seconds_of(make_plan(one_document(4096, MaskType::Full), config)));
+    EXPECT_LT(step_seconds(plan),
+              0.85 * step_seconds(make_plan(one_document(4096, MaskType::Full), config)));
   }
 }
 
@@ -161,10 +157,10 @@ TEST(AutoPlan, IsNeverSlowerThanAnyOther) {
     options.max_rows_q = options.max_rows_k = 2048;
     const Mask mask = random_mask(random, options);
     config.work = WorkMode::Auto;
-    const double fastest = seconds_of(make_plan(mask, config));
+    const double fastest = step_seconds(make_plan(mask, config));
     for (const WorkMode work : {WorkMode::Keys, WorkMode::Queries, WorkMode::Heads}) {
       config.work = work;
-      EXPECT_LE(fastest, seconds_of(make_plan(mask, config))) << work_name(work);
+      EXPECT_LE(fastest, step_seconds(make_plan(mask, config))) << work_name(work);
     }
   }
 }

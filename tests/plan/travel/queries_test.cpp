@@ -14,10 +14,6 @@ Mask documents(const std::vector<std::int32_t>& ends) {
   return mask_from_cu_seqlens(ends, ends, {.is_causal = true});
 }
 
-double step_seconds(const Plan& plan) {
-  return plan.report.forward_seconds + plan.report.backward_seconds;
-}
-
 TEST(MovingQueries, RandomPlansAreSoundAndTheSameEachTime) {
   for (RandomStream& random : testing::RandomStreams(150)) {
     RandomMaskOptions options;
@@ -69,21 +65,11 @@ TEST(MovingQueries, RowsInOrderAreEvenWhateverTheDocuments) {
   }
 }
 
-/// Packed causal documents of 65,536 rows, from 128 to 32,768 rows.
-Mask random_documents(std::uint64_t seed) {
-  RandomStream random(seed);
-  std::vector<std::int32_t> ends{0};
-  while (ends.back() < 65536) {
-    const std::int32_t rows = 128 << random.between(0, 7);
-    ends.push_back(std::min(ends.back() + random.between(rows, 2 * rows), 65536));
-  }
-  return documents(ends);
-}
-
 TEST(MovingQueries, AutoIsNeverSlowerThanKeysAloneInAnyNumberOfStages) {
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    const Mask mask = random_documents(seed);
+    RandomStream random(seed);
+    const Mask mask = random_documents(random, 65536, 128);
     PlanConfig config{.num_ranks = 8, .num_heads_q = 32, .num_heads_kv = 32};
     config.placement.chunk_size = 512;
     config.overlap_degree.reset();
