@@ -12,6 +12,7 @@
 #include "plan/cost/flat.hpp"
 #include "plan/cost/report.hpp"
 #include "plan/cost/timeline.hpp"
+#include "plan/cost/walked_tiles.hpp"
 #include "plan/place_rows.hpp"
 #include "plan/placement/automatic.hpp"
 #include "plan/tables/layout.hpp"
@@ -187,8 +188,8 @@ class PlacedMask {
     return rows;
   }
 
-  /// Whether chunks may be smaller than the rule makes them: for few ranks of one node, whose chunks
-  /// are large. Work that moves is even with any chunks.
+  /// Whether chunks may be smaller than the rule makes them: for few ranks of one node, whose
+  /// chunks are large. Work that moves is even with any chunks.
   bool may_cut_chunks(const PlacementConfig& how) const {
     constexpr std::int32_t kMostRanks = 8;
     const bool is_keys = config_.work == WorkMode::Keys || config_.work == WorkMode::Auto;
@@ -197,20 +198,32 @@ class PlacedMask {
            !planner::asks_for_runs(config_);
   }
 
-  /// Halves uneven chunks, and keeps the placement with the fastest plan that moves keys alone.
-  /// Masks of blocks need chunks of whole blocks, so no chunk becomes smaller than usual ones.
+  /// Halves uneven chunks, exchanges some between ranks, and keeps the placement with the fastest
+  /// plan that moves keys alone, if kernels walk fewer tiles too: small pieces cost more than their
+  /// pairs. Masks of blocks need chunks of whole blocks, so no chunk becomes smaller than usual
+  /// ones.
   void cut_chunks(PlacementConfig how, PlacedRows& rows) const {
     constexpr std::int32_t kLeastChunk = 512;
     constexpr double kEven = 1.004;
+    constexpr double kFewerTiles = 0.994;
     std::int32_t chunk = rows.q.chunk_size / 2;
     if (chunk < kLeastChunk) return;
     const std::int32_t num_rows = rows.q.num_rows;
     rows.keys = finish_on(rows.q, rows.k, {});
+    const auto keep_better = [&](const Placement& q) {
+      PlanWithLoads other = finish_on(q, place_of_keys(mask_, config_, q), {});
+      const auto tiles = static_cast<double>(planner::most_walked_tiles(rows.keys->plan));
+      if (static_cast<double>(planner::most_walked_tiles(other.plan)) < kFewerTiles * tiles) {
+        keep_faster(std::move(other), rows.keys);
+      }
+    };
     for (; chunk >= kLeastChunk && rows.keys->plan.report.balance > kEven; chunk /= 2) {
       how.chunk_size = chunk;
       const Placement q = place(mask_, config_.num_ranks, how);
       if (q.num_rows != num_rows) break;  // its padding would be another
-      keep_faster(finish_on(q, place_of_keys(mask_, config_, q), {}), rows.keys);
+      keep_better(q);
+      if (!is_sharing_placement(mask_, config_)) continue;
+      keep_better(planner::place_for_step(mask_, config_, q, planner::kFewSwapsPerChunk));
     }
     rows.q = rows.keys->plan.placement_q;
     rows.k = rows.keys->plan.placement_k;

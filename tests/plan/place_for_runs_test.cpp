@@ -41,7 +41,8 @@ TEST(PlaceForRuns, RandomDocumentsKeepTheBoundWithEqualCounts) {
     EXPECT_EQ(check_plan(plan), std::vector<std::string>{});
     EXPECT_EQ(plan, make_plan(mask, config));
     EXPECT_EQ(plan_from_json(plan_to_json(plan)), plan);
-    EXPECT_EQ(plan.placement_q.chunk_size, free.placement_q.chunk_size);
+    EXPECT_EQ(plan.placement_q.chunk_size,
+              resolve_chunk_size(mask.rows_q, config.num_ranks, config.placement));
     EXPECT_EQ(plan.placement_q.num_rows, free.placement_q.num_rows);
     for (std::int32_t rank = 0; rank < config.num_ranks; ++rank) {
       const std::int32_t even = plan.placement_q.num_chunks() / config.num_ranks;
