@@ -191,7 +191,7 @@ class PlacedMask {
   /// Whether chunks may be smaller than the rule makes them: for few ranks of one node, whose
   /// chunks are large. Work that moves is even with any chunks.
   bool may_cut_chunks(const PlacementConfig& how) const {
-    constexpr std::int32_t kMostRanks = 8;
+    constexpr std::int32_t kMostRanks = 4;
     const bool is_keys = config_.work == WorkMode::Keys || config_.work == WorkMode::Auto;
     return is_keys && how.algorithm == PlacementAlgorithm::Auto && !how.chunk_size &&
            config_.num_ranks > 1 && config_.num_ranks <= kMostRanks && !has_nodes(config_) &&
