@@ -7,6 +7,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "base/math.hpp"
 #include "base/words.hpp"
 #include "plan/cost/even_step.hpp"
 #include "plan/cost/flat.hpp"
@@ -188,8 +189,7 @@ class PlacedMask {
     return rows;
   }
 
-  /// Whether chunks may be smaller than the rule makes them: for few ranks of one node, whose
-  /// chunks are large. Work that moves is even with any chunks.
+  /// Whether chunks may be smaller than the rule makes them. Work that moves is even with any.
   bool may_cut_chunks(const PlacementConfig& how) const {
     constexpr std::int32_t kMostRanks = 4;
     const bool is_keys = config_.work == WorkMode::Keys || config_.work == WorkMode::Auto;
@@ -198,29 +198,33 @@ class PlacedMask {
            !planner::asks_for_runs(config_);
   }
 
-  /// Halves uneven chunks, exchanges some between ranks, and keeps the placement with the fastest
-  /// plan that moves keys alone, if kernels walk fewer tiles too: small pieces cost more than their
-  /// pairs. Masks of blocks need chunks of whole blocks, so no chunk becomes smaller than usual
-  /// ones.
+  /// Halves uneven chunks once or twice, exchanges some between ranks, and keeps the placement with
+  /// the fastest plan that moves keys alone, if kernels walk fewer tiles too: small pieces cost
+  /// more than their pairs. Masks of blocks need chunks of whole blocks.
   void cut_chunks(PlacementConfig how, PlacedRows& rows) const {
-    constexpr std::int32_t kLeastChunk = 512;
-    constexpr double kEven = 1.004;
-    constexpr double kFewerTiles = 0.994;
-    std::int32_t chunk = rows.q.chunk_size / 2;
-    if (chunk < kLeastChunk) return;
-    const std::int32_t num_rows = rows.q.num_rows;
+    constexpr std::int32_t kLeastChunk = 512, kBlock = 256;
+    constexpr double kEven = 1.004, kFewerTiles = 0.994;
+    const Placement first = rows.q;
+    const auto is_fit = [&](std::int32_t chunk) {
+      if (chunk < kLeastChunk || chunk % kBlock != 0) return false;
+      const std::int64_t together = std::int64_t{chunk} * config_.num_ranks;
+      return how.uneven_shard ||
+             align_up<std::int64_t>(mask_.rows_q, together) == first.num_rows;  // padded alike
+    };
+    if (!is_fit(first.chunk_size / 2)) return;
     rows.keys = finish_on(rows.q, rows.k, {});
+    auto tiles = static_cast<double>(planner::most_walked_tiles(rows.keys->plan));
     const auto keep_better = [&](const Placement& q) {
       PlanWithLoads other = finish_on(q, place_of_keys(mask_, config_, q), {});
-      const auto tiles = static_cast<double>(planner::most_walked_tiles(rows.keys->plan));
-      if (static_cast<double>(planner::most_walked_tiles(other.plan)) < kFewerTiles * tiles) {
-        keep_faster(std::move(other), rows.keys);
-      }
+      const auto walked = static_cast<double>(planner::most_walked_tiles(other.plan));
+      if (walked >= kFewerTiles * tiles || rate(rows.keys->plan) <= rate(other.plan)) return;
+      rows.keys = std::move(other);
+      tiles = walked;
     };
-    for (; chunk >= kLeastChunk && rows.keys->plan.report.balance > kEven; chunk /= 2) {
-      how.chunk_size = chunk;
+    for (const std::int32_t parts : {2, 4}) {
+      how.chunk_size = first.chunk_size / parts;
+      if (!is_fit(*how.chunk_size) || rows.keys->plan.report.balance <= kEven) break;
       const Placement q = place(mask_, config_.num_ranks, how);
-      if (q.num_rows != num_rows) break;  // its padding would be another
       keep_better(q);
       if (!is_sharing_placement(mask_, config_)) continue;
       keep_better(planner::place_for_step(mask_, config_, q, planner::kFewSwapsPerChunk));

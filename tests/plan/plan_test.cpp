@@ -66,6 +66,31 @@ TEST(Plan, UnevenChunksOfFewRanksAreHalvedWhereTheStepIsFaster) {
   EXPECT_LT(halved, make_plan(window, config).report.balance);
 }
 
+TEST(Plan, HalvedChunksKeepThePaddingAndAreNoSlower) {
+  int num_halved = 0;
+  for (RandomStream& random : testing::RandomStreams(40)) {
+    const std::int32_t rows =
+        random.chance(30) ? random.between(16384, 65536) : 8192 * random.between(2, 8);
+    const Mask mask = random_documents(random, rows, 64);
+    PlanConfig config{.num_ranks = random.between(2, 5), .num_heads_q = 64, .num_heads_kv = 8};
+    config.placement.uneven_shard = random.chance(30);
+    config.overlap_degree = 0;
+    const Plan plan = make_plan(mask, config);
+    EXPECT_EQ(check_plan(plan), std::vector<std::string>{});
+    EXPECT_EQ(plan, make_plan(mask, config));
+    const std::int32_t chunk = resolve_chunk_size(rows, config.num_ranks, config.placement);
+    config.placement.chunk_size = chunk;
+    const Plan usual = make_plan(mask, config);
+    EXPECT_EQ(plan.placement_q.num_rows, usual.placement_q.num_rows);
+    EXPECT_LE(step_seconds(plan), step_seconds(usual));
+    if (plan.placement_q.chunk_size == chunk) continue;
+    EXPECT_LE(config.num_ranks, 4);
+    EXPECT_EQ(plan.placement_q.chunk_size % 256, 0);
+    ++num_halved;
+  }
+  EXPECT_GT(num_halved, 3);
+}
+
 TEST(Plan, RandomPlansAreRight) {
   for (RandomStream& random : testing::RandomStreams(600)) {
     const Plan plan = random_plan(random);

@@ -9,11 +9,11 @@
 
 namespace magi::planner {
 
-/// Counts the tiles of 16 rows and 128 keys that meet a rank's slices, on the rank with most. Heads
-/// that share keys fill the rows of a kernel's tile, so these are what it walks, as pairs are not.
+/// Counts tiles of 16 rows and 128 keys that kernels walk for the slices of the rank with most.
+/// Eight heads that share keys fill a tile of 128 rows, which takes as long for few pairs as for
+/// many.
 inline std::int64_t most_walked_tiles(const Plan& plan) {
-  constexpr std::int32_t kRows = 16;
-  constexpr std::int32_t kKeys = 128;
+  constexpr std::int32_t kRows = 16, kKeys = 128;
   std::int64_t most = 0;
   for (const RankPlan& rank : plan.ranks) {
     std::int64_t tiles = 0;

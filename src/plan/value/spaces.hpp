@@ -14,7 +14,7 @@ inline std::int32_t segment_of(const Attend& attend, Space space) {
 }
 constexpr const char* name_of(Space space) { return space == Space::Keys ? "key" : "query"; }
 
-/// Neither is empty.
+/// The ranges must not be empty.
 constexpr bool overlaps(Range a, Range b) { return a.begin < b.end && b.begin < a.end; }
 
 }  // namespace magi::planner

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <map>
 #include <numeric>
 
@@ -59,15 +60,17 @@ Walk choose_walk(const TileCosts& tiles, const BackwardChoice& choice) {
   const SchedulePolicy& policy = tiles.policy;
   const std::int64_t longest = tiles.longest();
   std::int64_t total = 0;
-  std::int64_t squares = 0;  // so that the mean is that of a step's k tile
+  double squares = 0.0;  // the mean is that of a step's k tile
   for (std::int32_t tile = 0; tile < std::ssize(tiles.steps); ++tile) {
     if (tiles.is_global(tile)) continue;
-    const std::int64_t steps = tiles.steps_of(tile);
-    total += steps;
-    squares += steps * steps;
+    total += tiles.steps_of(tile);
+    squares += std::pow(tiles.steps_of(tile), 2);
   }
   const bool is_narrow = policy.narrow_tile.is_undercut(longest, tiles.num_q_tiles);
-  const bool is_alike = !policy.alike_tiles.is_exceeded(longest * total, squares);
+  const double alike = static_cast<double>(policy.alike_tiles.numerator) /
+                       static_cast<double>(policy.alike_tiles.denominator);
+  const bool is_alike =
+      static_cast<double>(longest) * static_cast<double>(total) <= alike * squares;
   // An item that waits for keys would hold up all items that add to its sums after it.
   const bool may_wait =
       total < policy.few_additions * tiles.num_q_tiles && tiles.is_in_flight.empty();
