@@ -90,9 +90,11 @@ def by_torchtitan(group, cp_size: int) -> list[float]:
 
 
 def check(alone: list[float], shared: list[float], allowed: float = 2e-6) -> None:
-    """Losses of one rank, which those of several are equal to, and which fall."""
+    """Losses of one rank, which those of several are equal to, and which fall from the first on:
+    each step has other documents.
+    """
     assert shared == pytest.approx(alone, abs=allowed)
-    assert alone == sorted(alone, reverse=True) and alone[-1] < alone[0] - 0.05
+    assert max(alone[1:]) < alone[0] - 0.05
 
 
 def test_pytorch(ranks, tmp_path):

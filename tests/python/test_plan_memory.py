@@ -73,7 +73,10 @@ def test_ranks_that_need_nothing():
     q, k, types = api.infer_attn_mask_from_sliding_window(
         AttnRanges.from_ranges(q)[0], AttnRanges.from_ranges(k)[0], (1024, 0)
     )
-    config = api.DistAttnConfig(overlap_config=api.OverlapConfig(degree=0))
+    config = api.DistAttnConfig(
+        dispatch_config=api.DispatchConfig(chunk_size=ROWS // 8),
+        overlap_config=api.OverlapConfig(degree=0),
+    )
     plan = Plan.from_ranges(
         q, k, types, 2 * ROWS, cp_size=2, num_heads_q=64, num_heads_kv=8, head_dim=128,
         config=config,
