@@ -45,7 +45,7 @@ extern "C" {
 typedef struct magi_placement_config {
   size_t struct_size;
   const char* algorithm; /* NULL: "auto" */
-  int32_t chunk_size;    /* rows, at most; 0: at least min_chunks_per_rank a rank */
+  int32_t chunk_size;    /* rows, at most; 0: min_chunks_per_rank a rank, or more */
   int32_t min_chunks_per_rank;
   int32_t uneven_shard;
   double token_tolerance;

@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "base/words.hpp"
 #include "magi/error.hpp"
+#include "plan/cost/walked_tiles.hpp"
 #include "plan/plan_oracle.hpp"
 #include "plan/plan_support.hpp"
 #include "support/random_streams.hpp"
@@ -83,6 +84,7 @@ TEST(Plan, HalvedChunksKeepThePaddingAndAreNoSlower) {
     const Plan usual = make_plan(mask, config);
     EXPECT_EQ(plan.placement_q.num_rows, usual.placement_q.num_rows);
     EXPECT_LE(step_seconds(plan), step_seconds(usual));
+    EXPECT_LE(planner::most_walked_tiles(plan), planner::most_walked_tiles(usual));
     if (plan.placement_q.chunk_size == chunk) continue;
     EXPECT_LE(config.num_ranks, 4);
     EXPECT_EQ(plan.placement_q.chunk_size % 256, 0);
